@@ -1,0 +1,45 @@
+"""Time and randomness as the engine sees them: injected, so that tests can turn them."""
+
+from __future__ import annotations
+
+import random
+import time
+from datetime import UTC, datetime
+from threading import Event
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """What the engine asks of time. No wall clock ever decides about ownership, order or positions."""
+
+    def monotonic_s(self) -> float:
+        """Seconds that only grow; for intervals and timeouts."""
+        ...
+
+    def now(self) -> datetime:
+        """Aware wall-clock time in UTC; for people to read."""
+        ...
+
+    def wait(self, event: Event, timeout_s: float) -> bool:
+        """Wait until ``event`` is set or ``timeout_s`` has passed; True when it was set."""
+        ...
+
+    def jitter(self) -> float:
+        """A random factor in [0.5, 1.0) that keeps restarting runs from moving in step."""
+        ...
+
+
+class SystemClock:
+    """The machine's own clock."""
+
+    def monotonic_s(self) -> float:
+        return time.monotonic()
+
+    def now(self) -> datetime:
+        return datetime.now(UTC)
+
+    def wait(self, event: Event, timeout_s: float) -> bool:
+        return event.wait(timeout_s)
+
+    def jitter(self) -> float:
+        return random.uniform(0.5, 1.0)
