@@ -1,1 +1,67 @@
-"""Exactly-once ETL on nothing but PostgreSQL."""
+"""Exactly-once ETL on nothing but PostgreSQL.
+
+The names below are loaded on first use: ``import etl`` alone is cheap, so that the command line starts fast.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from etl.errors import (
+        AlreadyRunningError,
+        ConfigurationError,
+        DatabaseUnreachableError,
+        EtlError,
+        FenceBlockedError,
+        FencedError,
+        InternalError,
+        RecordError,
+        StateError,
+        TransientError,
+    )
+    from etl.graph import JobGraph
+    from etl.job import Job, Stream
+    from etl.policy import CheckpointPolicy, RestartPolicy
+    from etl.sink import CheckpointMode
+
+__all__ = [
+    "AlreadyRunningError",
+    "CheckpointMode",
+    "CheckpointPolicy",
+    "ConfigurationError",
+    "DatabaseUnreachableError",
+    "EtlError",
+    "FenceBlockedError",
+    "FencedError",
+    "InternalError",
+    "Job",
+    "JobGraph",
+    "RecordError",
+    "RestartPolicy",
+    "StateError",
+    "Stream",
+    "TransientError",
+]
+
+_HOMES = {
+    "CheckpointMode": "etl.sink",
+    "CheckpointPolicy": "etl.policy",
+    "Job": "etl.job",
+    "JobGraph": "etl.graph",
+    "RestartPolicy": "etl.policy",
+    "Stream": "etl.job",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(_HOMES.get(name, "etl.errors")), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

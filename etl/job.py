@@ -1,0 +1,283 @@
+"""What a user writes: a :class:`Job`, and :class:`Stream` objects that describe what happens to its rows.
+
+Nothing runs here. A job module may be imported, explained and tested without a database.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+
+import polars as pl
+
+from etl.errors import ConfigurationError, Finding
+from etl.graph import Declaration, DeclaredSink, DeclaredSource, DeclaredTransformation, JobGraph, build_graph
+from etl.policy import CheckpointPolicy, RestartPolicy
+from etl.schedule import schedule_problem
+from etl.sink import CheckpointMode, Sink
+from etl.source import Source
+from etl.transformation import (
+    Filter,
+    FlatMap,
+    FrameFunction,
+    Location,
+    Map,
+    MapBatches,
+    RowColumn,
+    RowFunction,
+    RowPredicate,
+    RowsFunction,
+    RowValue,
+    Select,
+    Transformation,
+    Union,
+    WithColumns,
+)
+
+JOB_NAME_CHARACTERS_MAX = 200
+
+
+class Job:
+    """A named declaration of sources, transformations and sinks.
+
+    Attributes:
+        name: Identifies the job in the store, across runs and changes of the code; shown to people.
+        schedule: Five cron fields for ``etl crontab``, or None.
+        mode: What is promised about each record after a failure.
+        checkpoint: How often checkpoints are taken.
+        restart: How failed attempts are repeated.
+        owner_timeout_s: A run whose heartbeat stands still for so long may be replaced by another one.
+        base_dir: Directory for relative paths of sources and sinks; the working directory unless a loader sets it.
+        module_file: The file that made this object.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        schedule: str | None = None,
+        mode: CheckpointMode = CheckpointMode.EXACTLY_ONCE,
+        checkpoint: CheckpointPolicy = CheckpointPolicy(),  # noqa: B008 - immutable
+        restart: RestartPolicy = RestartPolicy(),  # noqa: B008 - immutable
+        owner_timeout_s: float = 30.0,
+    ) -> None:
+        """Declare an empty job. Mistakes in the arguments are reported by :meth:`graph`, with all others."""
+        self.name = name
+        self.schedule = schedule
+        self.mode = mode
+        self.checkpoint = checkpoint
+        self.restart = restart
+        self.owner_timeout_s = owner_timeout_s
+        self.base_dir = Path()
+        self.module_file = Path(Location.of_caller().file)
+        self._declarations: list[Declaration] = []
+
+    def read(self, uid: str, source: Source) -> Stream:
+        """A stream of the source's rows.
+
+        Args:
+            uid: Name of the source within the job; its positions are stored under it.
+            source: What to read, e.g. ``CsvFiles(…)``.
+        """
+        return self._declare(DeclaredSource(uid, source, Location.of_caller()))
+
+    def graph(self) -> JobGraph:
+        """Validate the job.
+
+        Raises:
+            ConfigurationError: Lists everything that is wrong, each with its place and cure.
+        """
+        graph, findings = build_graph(self._declarations)
+        findings = [*self._findings(), *findings]
+        if findings:
+            raise ConfigurationError.from_findings(f'job "{self.name}"', findings)
+        return graph
+
+    def _findings(self) -> list[Finding]:
+        findings: list[Finding] = []
+        problem = _name_problem(self.name)
+        if problem is not None:
+            cure = f"choose 1 to {JOB_NAME_CHARACTERS_MAX} printable characters"
+            findings.append(Finding(f"job {self.name!r}", problem, cure))
+        if self.schedule is not None:
+            problem = schedule_problem(self.schedule)
+            if problem is not None:
+                findings.append(Finding("schedule", problem, 'e.g. schedule="*/5 * * * *"'))
+        if self.mode not in list(CheckpointMode):
+            findings.append(Finding("mode", f"{self.mode!r} is not a mode", "use a member of etl.CheckpointMode"))
+        if not 0.1 <= self.owner_timeout_s < float("inf"):
+            problem = f"{self.owner_timeout_s!r} is not a finite number of at least 0.1"
+            findings.append(Finding("owner_timeout_s", problem, "choose another value"))
+        return findings
+
+    def _declare(self, declaration: Declaration) -> Stream:
+        self._declarations.append(declaration)
+        return Stream(self, len(self._declarations) - 1)
+
+    def __repr__(self) -> str:
+        return f"Job({self.name!r})"
+
+
+class Stream:
+    """Rows on their way; every method describes a further step and returns the stream behind it.
+
+    Expressions and functions see one row at a time. Functions get a dict with exact Python values and must return
+    exact ones: ``Decimal`` for numeric, aware ``datetime`` for timestamptz; nothing is converted silently.
+    """
+
+    def __init__(self, job: Job, index: int) -> None:
+        self._job = job
+        self._index = index
+
+    def filter(self, predicate: pl.Expr | RowPredicate, *, deterministic: bool = True) -> Stream:
+        """Keep the rows for which the predicate is true; false and NULL (None) drop the row.
+
+        Args:
+            predicate: A polars expression, or a function from a row to a bool.
+            deterministic: False when the same row may be judged otherwise the next time.
+        """
+        return self._then(Filter(Location.of_caller(), predicate, deterministic=deterministic))
+
+    def select(
+        self, *columns: str | pl.Expr, schema: Mapping[str, str] | None = None, **named: str | pl.Expr
+    ) -> Stream:
+        """Exactly these columns, in this order.
+
+        Args:
+            columns: Names of columns, or polars expressions.
+            schema: Column types to declare where the expression leaves a choice, e.g. ``{"payload": "jsonb"}``.
+            named: Columns or expressions under new names.
+        """
+        plain = [_expression(column) for column in columns]
+        renamed = [_named(name, _expression(column)) for name, column in named.items()]
+        return self._then(Select(Location.of_caller(), (*plain, *renamed), schema))
+
+    def with_columns(
+        self,
+        *columns: pl.Expr,
+        schema: Mapping[str, str] | None = None,
+        deterministic: bool = True,
+        **named: pl.Expr | RowValue,
+    ) -> Stream:
+        """All columns, some of them replaced, new ones added at the end; all see the row as it came.
+
+        Args:
+            columns: Polars expressions; they replace or add the column of their output name.
+            schema: Column types; needed for columns that are computed by functions.
+            deterministic: False when the same row may yield other values the next time.
+            named: Expressions, or functions from a row to a value, by column name.
+        """
+        added = (_column(name, value) for name, value in named.items())
+        transformation = WithColumns(Location.of_caller(), (*columns, *added), schema, deterministic=deterministic)
+        return self._then(transformation)
+
+    def map(
+        self, function: RowFunction, *, schema: Mapping[str, str] | None = None, deterministic: bool = True
+    ) -> Stream:
+        """One row for each row.
+
+        Args:
+            function: From a row to a row with exactly the declared columns.
+            schema: Columns and types it returns; the input's when left out.
+            deterministic: False when the same row may yield another one the next time.
+        """
+        return self._then(Map(Location.of_caller(), function, schema, deterministic=deterministic))
+
+    def flat_map(
+        self, function: RowsFunction, *, schema: Mapping[str, str] | None = None, deterministic: bool = True
+    ) -> Stream:
+        """Any number of rows for each row.
+
+        Args:
+            function: From a row to rows with exactly the declared columns; may be a generator function.
+            schema: Columns and types of the rows; the input's when left out.
+            deterministic: False when the same row may yield others the next time.
+        """
+        return self._then(FlatMap(Location.of_caller(), function, schema, deterministic=deterministic))
+
+    def map_batches(
+        self, function: FrameFunction, *, schema: Mapping[str, str] | None = None, deterministic: bool = True
+    ) -> Stream:
+        """A polars frame for each batch. Where batches end is not defined, so rows must be treated independently.
+
+        Args:
+            function: From a frame to a frame, with any number of rows.
+            schema: Columns and types it returns; when left out, it is called with an empty frame to find out.
+            deterministic: False when the same rows may yield others the next time.
+        """
+        return self._then(MapBatches(Location.of_caller(), function, schema, deterministic=deterministic))
+
+    def union(self, *others: Stream) -> Stream:
+        """The rows of this stream and the others, which must have the same columns.
+
+        The order between the streams is not defined.
+
+        Raises:
+            ConfigurationError: A stream belongs to another job.
+        """
+        location = Location.of_caller()
+        for other in others:
+            if not isinstance(other, Stream) or other._job is not self._job:
+                raise ConfigurationError(f"union at {location}: {other!r} is not a stream of {self._job!r}")
+        if not others:
+            raise ConfigurationError(f"union at {location}: no other stream is given")
+        inputs = (self._index, *(other._index for other in others))
+        return self._job._declare(DeclaredTransformation(Union(location), inputs))
+
+    def write(self, uid: str, sink: Sink) -> None:
+        """Write the rows.
+
+        Args:
+            uid: Name of the sink within the job; what it has committed is recorded under it.
+            sink: Where to and how, e.g. ``TwoPhaseCommitSink(PostgresTable("orders"))``.
+        """
+        self._job._declare(DeclaredSink(uid, sink, self._index, Location.of_caller()))
+
+    def _then(self, transformation: Transformation) -> Stream:
+        return self._job._declare(DeclaredTransformation(transformation, (self._index,)))
+
+    def __repr__(self) -> str:
+        return f"Stream({self._job!r}, {self._index})"
+
+
+def find_jobs(module: ModuleType) -> list[Job]:
+    """The jobs in a module's namespace, in the order of their definition.
+
+    Raises:
+        ConfigurationError: Two jobs share a name, and so would share their positions.
+    """
+    jobs = list({id(value): value for value in vars(module).values() if isinstance(value, Job)}.values())
+    names = [job.name for job in jobs]
+    for job in jobs:
+        count = names.count(job.name)
+        if count > 1:
+            raise ConfigurationError(f'{module.__name__} has {count} jobs named "{job.name}"; rename one')
+    return jobs
+
+
+def _expression(column: str | pl.Expr) -> pl.Expr:
+    return pl.col(column) if isinstance(column, str) else column
+
+
+def _named(name: str, value: pl.Expr) -> pl.Expr:
+    # anything but an expression is left as it is: the graph's validation reports it together with all other mistakes
+    return value.alias(name) if isinstance(value, pl.Expr) else value
+
+
+def _column(name: str, value: pl.Expr | RowValue) -> pl.Expr | RowColumn:
+    if isinstance(value, pl.Expr):
+        return value.alias(name)
+    return RowColumn(name, value)
+
+
+def _name_problem(name: object) -> str | None:
+    if not isinstance(name, str):
+        return f"the name is of type {type(name).__name__}, not text"
+    if not name.strip():
+        return "the name is empty"
+    if len(name) > JOB_NAME_CHARACTERS_MAX:
+        return f"the name has {len(name)} characters"
+    if not name.isprintable():
+        return "the name has control characters"
+    return None
