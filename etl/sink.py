@@ -306,6 +306,11 @@ class Sink(ABC):
         """A name of the thing written to when only one sink of a job may write to it, else None."""
         return None
 
+    @property
+    def monotone(self) -> bool:
+        """For idempotent sinks: whether no reader ever sees a row go back to an older value during a replay."""
+        return False
+
     def preflight(self, context: PreflightContext) -> Sequence[Finding]:
         """Everything that would stop this sink, found before any work starts; all findings at once."""
         return ()
