@@ -174,7 +174,7 @@ def _try_lock(path: Path) -> int | None:
 
 def _remove_session(path: Path) -> None:
     for state_dir in path.iterdir():
-        if (state_dir / "cluster").is_dir():
+        if (state_dir / "postgresql").is_dir():
             from etl.store.embedded import EmbeddedServer
 
             EmbeddedServer(state_dir).stop(force=True)
