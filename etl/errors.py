@@ -9,6 +9,7 @@
     │   ├── DatabaseUnreachableError 69
     │   └── FenceBlockedError        70      an older transaction still holds the fence row
     ├── FencedError                  78      a newer run owns the job: stop quietly, touch nothing
+    ├── StopTimeoutError            143      the user's stop came to no final checkpoint in time (130 for Ctrl-C)
     ├── StateError                   70      stored state contradicts the world: stop loudly
     ├── RecordError                  65      a record cannot be carried exactly
     └── InternalError                70      a defect of the framework or of user code
@@ -87,6 +88,12 @@ class FencedError(EtlError):
     """A newer run owns the job. The holder of this error must not write anything any more."""
 
     exit_code = 78
+
+
+class StopTimeoutError(EtlError):
+    """A requested stop could not take a final checkpoint in time; nothing half-done is visible."""
+
+    exit_code = 143
 
 
 class StateError(EtlError):

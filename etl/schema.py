@@ -113,7 +113,9 @@ class PostgresType:
         if pa.types.is_list(arrow) or pa.types.is_large_list(arrow):
             element = cls.from_arrow(arrow.value_type)
             if element.is_array:
-                raise ConfigurationError(f"nested lists ({arrow}) have no column type; flatten them or make them JSON text")
+                raise ConfigurationError(
+                    f"nested lists ({arrow}) have no column type; flatten them or make them JSON text"
+                )
             return cls(f"{element.name}[]", pa.list_(element.arrow))
         if pa.types.is_decimal128(arrow):
             return cls.parse(f"numeric({arrow.precision},{arrow.scale})")

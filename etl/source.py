@@ -53,7 +53,7 @@ class SourceContext:
     uid: str
     base_dir: Path
     follow: bool = False
-    warn: Callable[[str], None] = field(default=lambda message: None)
+    warn: Callable[[str], None] = field(default=lambda _message: None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,7 +80,7 @@ def transaction(connection: Connection) -> Iterator[None]:
     commit(connection)
 
 
-def _finish(connection: Connection, statement: sql.Composable, expected: str) -> None:
+def _finish(connection: Connection, statement: sql.SQL | sql.Composed, expected: str) -> None:
     with connection.cursor() as cursor:
         cursor.execute(statement)
         tag = cursor.statusmessage

@@ -1,0 +1,350 @@
+"""One attempt: recover, restore, wire the subtasks, run them to a final checkpoint, release everything."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
+
+from etl.clock import Clock
+from etl.graph import JobGraph, SinkNode, SourceNode
+from etl.job import Job
+from etl.operators import operator_for
+from etl.runtime import recovery
+from etl.runtime.channel import Channel, InputGate
+from etl.runtime.coordinator import Coordinator, Outlets, SourceHandle
+from etl.runtime.executor import ThreadExecutor
+from etl.runtime.keeper import LeaseKeeper
+from etl.runtime.message import Failed, Message, StopRequested
+from etl.runtime.monitor import RunMonitor
+from etl.runtime.plan import chains_of
+from etl.runtime.recovery import SinkPart
+from etl.runtime.stop import StopSignal
+from etl.runtime.subtask import OperatorSubtask, SinkSubtask, SourceSettings, SourceSubtask, Subtask
+from etl.runtime.telemetry import Telemetry
+from etl.runtime.transactions import StoreTransactions
+from etl.sink import CheckpointMode, Committer, Connect, Connection, SinkContext, SupportsCommitter
+from etl.source import SourceContext
+from etl.store import checkpoints
+from etl.store.checkpoints import CompletedCheckpoint, Restored
+from etl.store.database import Database, StoreConnection
+from etl.store.lease import Lease, application_name, register_sinks, terminate_sessions
+from etl.store.ledger import DatabaseLedger
+from etl.store.runs import RunTotals, save_totals
+from etl.store.write_ahead_log import DatabaseWriteAheadLog
+from etl.transaction import commit
+
+STORE_SINK_ID = 0
+"""The store's own fence row belongs to no sink."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunEnvironment:
+    """What all attempts of a run share.
+
+    Attributes:
+        job: The declaration.
+        graph: Its validated graph.
+        store: The store database.
+        databases: Named target databases.
+        follow: Whether sources go on for new data.
+        owner_timeout_s: How long the heartbeat may stand still before another run takes over.
+        clock: Time.
+        telemetry: Where steps are announced.
+        monitor: Live figures.
+        stop: The user's request to stop.
+        warn: Tells the user something that does not stop the run.
+    """
+
+    job: Job
+    graph: JobGraph
+    store: Database
+    databases: Mapping[str, Database]
+    follow: bool
+    owner_timeout_s: float
+    clock: Clock
+    telemetry: Telemetry
+    monitor: RunMonitor
+    stop: StopSignal
+    warn: Callable[[str], None]
+
+    def database_of(self, name: str | None) -> Database:
+        """The database a sink writes to."""
+        return self.store if name is None else self.databases[name]
+
+    @property
+    def unit_time_s(self) -> float:
+        """How long a unit of work may stay open."""
+        return self.job.checkpoint.interval_s + self.job.checkpoint.timeout_s
+
+
+@dataclass(slots=True)
+class _Wiring:
+    """Subtasks and channels under construction."""
+
+    subtasks: list[Subtask] = field(default_factory=list)
+    gates: list[InputGate] = field(default_factory=list)
+    outputs: dict[str, list[Channel]] = field(default_factory=dict)
+
+    def gate(self, inputs: Sequence[str]) -> InputGate:
+        """A gate whose channels are fed by the given nodes."""
+        gate = InputGate(len(inputs))
+        self.gates.append(gate)
+        for node_id, channel in zip(inputs, gate.channels, strict=True):
+            self.outputs.setdefault(node_id, []).append(channel)
+        return gate
+
+    def outputs_of(self, node_id: str) -> list[Channel]:
+        """The channels a node feeds; consumers wired later are seen too."""
+        return self.outputs.setdefault(node_id, [])
+
+
+class Attempt:
+    """One try of a run at one epoch.
+
+    Args:
+        environment: Shared by all attempts.
+        session: The owner's session; carries the heartbeat.
+        lease: The claim.
+        run_id: The run's row.
+        totals: Rows of the checkpoints this run has completed; updated in place.
+    """
+
+    def __init__(
+        self, environment: RunEnvironment, session: StoreConnection, lease: Lease, run_id: int, totals: RunTotals
+    ) -> None:
+        self._environment = environment
+        self._session = session
+        self._lease = lease
+        self._run_id = run_id
+        self._totals = totals
+        self._emit = environment.telemetry.emit
+        self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
+
+    def run(self) -> None:
+        """Run to the end of the input or until stopped; everything read is then committed and visible.
+
+        Raises:
+            BaseException: Whatever failed; nothing of the unfinished checkpoint is visible.
+        """
+        with ExitStack() as resources:
+            keeper = LeaseKeeper(
+                self._session.driver,
+                self._lease,
+                self._environment.owner_timeout_s,
+                lambda error: self._inbox.put(Failed(error)),
+                self._environment.clock,
+            )
+            restored = checkpoints.restore(self._session, self._lease)
+            sink_ids = register_sinks(
+                self._session, self._lease.job_id, [node.uid for node in self._environment.graph.sinks]
+            )
+            keeper.start()
+            resources.callback(keeper.stop)
+            transactions = StoreTransactions(self._open_session, self._ledger(STORE_SINK_ID), self._emit)
+            resources.callback(transactions.close)
+            parts = self._parts(sink_ids, transactions, resources)
+            self._recover(parts, restored)
+            self._run_subtasks(parts, restored, transactions, resources)
+
+    # --- recovery ---------------------------------------------------------------------------------------------------
+
+    def _end_former_sessions(self) -> None:
+        """What a dead run sent may still be executed: nothing is concluded from absence before that has ended."""
+        names = {None, *(node.sink.database for node in self._environment.graph.sinks)}
+        for name in sorted(names, key=str):
+            with closing(self._connect_to(self._environment.database_of(name), "terminate")) as connection:
+                terminate_sessions(connection, self._lease.job_id, below_epoch=self._lease.epoch)
+        self._emit("recovery.sessions_ended")
+
+    def _fence_store(self) -> None:
+        """Outdate former runs in the store, so that nothing they left in flight can still complete a checkpoint."""
+        with closing(self._connect_to(self._environment.store, "fence")) as connection:
+            self._ledger(STORE_SINK_ID).fence(connection)
+
+    def _recover(self, parts: Sequence[SinkPart], restored: Restored) -> None:
+        self._environment.monitor.state_changed("recovering")
+        self._emit("recovery.begin", checkpoint=restored.checkpoint_id)
+        self._end_former_sessions()
+        visible = recovery.recover(parts, restored, self._fence_store, self._emit)
+        rows = sum(visible.values())
+        if rows:
+            self._environment.warn(
+                f"checkpoint {restored.checkpoint_id} of an earlier attempt was complete but not yet visible:"
+                f" committed {rows} row(s) of it"
+            )
+        known = {node.uid for node in self._environment.graph.sources}
+        forgotten = sorted(set(restored.positions) - known)
+        if forgotten:
+            self._environment.warn(
+                f"stored positions of {', '.join(forgotten)} are not used: the job has no such source"
+            )
+
+    # --- wiring -----------------------------------------------------------------------------------------------------
+
+    def _connect_to(self, database: Database, role: str) -> Connection:
+        return database.connect(application_name(self._lease.job_id, self._lease.epoch, role))
+
+    def _open_session(self) -> StoreConnection:
+        return self._environment.store.open(application_name(self._lease.job_id, self._lease.epoch, "checkpoint"))
+
+    def _ledger(self, sink_id: int) -> DatabaseLedger:
+        lease = self._lease
+        keep = self._environment.job.checkpoint.keep
+        return DatabaseLedger(lease.job_id, lease.incarnation, lease.epoch, sink_id, keep)
+
+    def _parts(
+        self, sink_ids: Mapping[str, int], transactions: StoreTransactions, resources: ExitStack
+    ) -> list[SinkPart]:
+        parts = []
+        for node in self._environment.graph.sinks:
+            context = self._sink_context(node, sink_ids[node.uid], transactions)
+            resources.callback(context.log.close)
+            committer: Committer | None = None
+            if isinstance(node.sink, SupportsCommitter):
+                committer = node.sink.create_committer(context)
+                resources.callback(committer.close)
+            parts.append(SinkPart(node.uid, node.sink, context, committer))
+        return parts
+
+    def _sink_context(self, node: SinkNode, sink_id: int, transactions: StoreTransactions) -> SinkContext:
+        environment, lease = self._environment, self._lease
+        database = environment.database_of(node.sink.database)
+        connect: Connect = lambda role: self._connect_to(database, f"{node.uid}:{role}")  # noqa: E731
+        log = DatabaseWriteAheadLog(
+            lambda: self._connect_to(environment.store, f"{node.uid}:log"),
+            self._ledger(STORE_SINK_ID),
+            uid=node.uid,
+            job_id=lease.job_id,
+            incarnation=lease.incarnation,
+            epoch=lease.epoch,
+            sink_id=sink_id,
+            subtask=0,
+        )
+        return SinkContext(
+            job_id=lease.job_id,
+            uid=node.uid,
+            sink_id=sink_id,
+            subtask=0,
+            epoch=lease.epoch,
+            checkpoint_id=lease.checkpoint_id,
+            schema=node.schema,
+            connect=connect,
+            ledger=self._ledger(sink_id),
+            log=log,
+            transactions=transactions,
+            base_dir=environment.job.base_dir,
+            unit_time_s=environment.unit_time_s,
+            emit=self._emit,
+        )
+
+    def _run_subtasks(
+        self, parts: Sequence[SinkPart], restored: Restored, transactions: StoreTransactions, resources: ExitStack
+    ) -> None:
+        environment = self._environment
+        wiring = _Wiring()
+        sources = [self._source(node, restored, wiring) for node in environment.graph.sources]
+        self._wire_chains(wiring)
+        for node, part in zip(environment.graph.sinks, parts, strict=True):
+            gate = wiring.gate([node.input])
+            writer = node.sink.create_writer(part.context)
+            wiring.subtasks.append(
+                SinkSubtask(node.uid, self._inbox.put, gate, environment.job.mode, writer, self._emit)
+            )
+        coordinator = self._coordinator(sources, parts, wiring, transactions)
+        executor = ThreadExecutor(wiring.subtasks, wiring.gates)
+        resources.callback(self._shut_down, executor)
+        resources.callback(environment.stop.tell, None)
+        environment.monitor.attempt_started(
+            lambda: sum(source.rows_total for source in sources), lambda: [source.progress() for source in sources]
+        )
+        executor.start()
+        environment.stop.tell(lambda: self._inbox.put(StopRequested()))
+        coordinator.run()
+
+    def _shut_down(self, executor: ThreadExecutor) -> None:
+        stuck = executor.shut_down()
+        if stuck:
+            self._environment.warn(f"subtask(s) {', '.join(stuck)} did not end in time; their sessions are fenced out")
+
+    def _source(self, node: SourceNode, restored: Restored, wiring: _Wiring) -> SourceSubtask:
+        environment = self._environment
+        context = SourceContext(node.uid, environment.job.base_dir, environment.follow, environment.warn)
+        subtask = SourceSubtask(
+            node.uid,
+            self._inbox.put,
+            node.source.create_enumerator(context),
+            node.source.create_reader(context),
+            restored.positions.get(node.uid, {}),
+            wiring.outputs_of(node.id),
+            SourceSettings(node.schema.to_arrow(), environment.job.checkpoint.rows, environment.follow),
+            self._emit,
+        )
+        wiring.subtasks.append(subtask)
+        return subtask
+
+    def _wire_chains(self, wiring: _Wiring) -> None:
+        graph = self._environment.graph
+        for chain in chains_of(graph):
+            gate = wiring.gate(chain.inputs)
+            operators = [
+                operator_for(node.transformation, graph.node(node.inputs[0]).schema, node.schema)
+                for node in chain.nodes
+            ]
+            outputs = wiring.outputs_of(chain.id)
+            mode = self._environment.job.mode
+            wiring.subtasks.append(OperatorSubtask(chain.id, self._inbox.put, gate, mode, operators, outputs))
+
+    # --- completing -------------------------------------------------------------------------------------------------
+
+    def _coordinator(
+        self,
+        sources: Sequence[SourceSubtask],
+        parts: Sequence[SinkPart],
+        wiring: _Wiring,
+        transactions: StoreTransactions,
+    ) -> Coordinator:
+        environment = self._environment
+        return Coordinator(
+            mode=environment.job.mode,
+            policy=environment.job.checkpoint,
+            checkpoint_id=self._lease.checkpoint_id,
+            sources=[SourceHandle(source.uid, source.command, source.activity) for source in sources],
+            committers={part.uid: part.committer for part in parts},
+            subtasks=[subtask.uid for subtask in wiring.subtasks],
+            inbox=self._inbox,
+            outlets=Outlets(
+                complete=lambda completed: self._complete(transactions, completed),
+                commit_unrecorded=lambda checkpoint_id: self._commit_unrecorded(transactions, checkpoint_id),
+                committed=self._committed,
+                emit=self._emit,
+            ),
+            clock=environment.clock,
+        )
+
+    def _complete(self, transactions: StoreTransactions, completed: CompletedCheckpoint) -> None:
+        """THE transaction: head, positions, handles, and every row of transactional sinks, or nothing of it."""
+        number = completed.checkpoint_id
+        apart = self._environment.job.mode is CheckpointMode.AT_MOST_ONCE
+        totals = self._totals.plus(completed.rows_read, completed.rows_written)
+        with transactions.completing(number, apart=apart) as session:
+            self._emit("checkpoint.completing", checkpoint=number)
+            checkpoints.advance_head(session, self._lease, number)
+            self._emit("checkpoint.head_advanced", checkpoint=number)
+            checkpoints.record(session, self._lease, self._run_id, completed)
+            save_totals(session, self._run_id, totals, number)
+            checkpoints.prune(session, self._lease, number, self._environment.job.checkpoint.keep)
+            self._emit("checkpoint.recorded", checkpoint=number)
+            commit(session.driver)
+            self._emit("checkpoint.completed", checkpoint=number)
+        self._totals.set(totals)
+
+    def _commit_unrecorded(self, transactions: StoreTransactions, checkpoint_id: int) -> None:
+        with transactions.completing(checkpoint_id) as session:
+            commit(session.driver)
+
+    def _committed(self, checkpoint_id: int, rows_written: Mapping[str, int]) -> None:
+        if self._environment.job.mode is CheckpointMode.AT_MOST_ONCE:
+            self._totals.set(self._totals.plus(0, rows_written))
+        self._environment.monitor.checkpoint_completed(checkpoint_id, rows_written)

@@ -1,0 +1,46 @@
+"""Places subtasks on threads of this process. Knows how to start them and how to end them, nothing else."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from threading import Thread
+
+from etl.runtime.channel import InputGate
+from etl.runtime.message import Finish
+from etl.runtime.subtask import SourceSubtask, Subtask
+
+SHUTDOWN_TIMEOUT_S = 10.0
+
+
+class ThreadExecutor:
+    """One thread a subtask. Parsing, transforming and COPY run outside the interpreter lock and overlap.
+
+    Args:
+        subtasks: All of an attempt.
+        gates: All input gates, for waking threads at the end.
+    """
+
+    def __init__(self, subtasks: Sequence[Subtask], gates: Sequence[InputGate]) -> None:
+        self._subtasks = subtasks
+        self._gates = gates
+        # Daemons: a thread stuck in a dead network must not keep the process alive. Its session is fenced anyway.
+        self._threads = [Thread(target=subtask.run, name=subtask.uid, daemon=True) for subtask in subtasks]
+
+    def start(self) -> None:
+        """Start every subtask."""
+        for thread in self._threads:
+            thread.start()
+
+    def shut_down(self) -> list[str]:
+        """Wake and join all threads; returns the names of those that did not end in time."""
+        for gate in self._gates:
+            gate.close()
+        for subtask in self._subtasks:
+            if isinstance(subtask, SourceSubtask):
+                subtask.command(Finish())
+        deadline_s = time.monotonic() + SHUTDOWN_TIMEOUT_S
+        for thread in self._threads:
+            if thread.ident is not None:
+                thread.join(max(0.0, deadline_s - time.monotonic()))
+        return [thread.name for thread in self._threads if thread.is_alive()]

@@ -1,0 +1,112 @@
+"""What subtasks and the coordinator tell each other. They share nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from etl.sink import Committable
+from etl.source import Position
+
+# --- from subtasks to the coordinator -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class PositionsSnapshotted:
+    """A source has come to its barrier: what moved since the last one, and how many records it read."""
+
+    uid: str
+    checkpoint_id: int
+    positions: Mapping[str, Position]
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class UnitStaged:
+    """A sink has staged everything before a barrier."""
+
+    uid: str
+    checkpoint_id: int
+    committable: Committable | None
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointRequested:
+    """A source has read as many rows as may go into one checkpoint, and waits."""
+
+    uid: str
+
+
+@dataclass(frozen=True, slots=True)
+class SourceDry:
+    """A source has read everything that is there."""
+
+    uid: str
+
+
+@dataclass(frozen=True, slots=True)
+class SubtaskEnded:
+    """A subtask has passed the end of its input and released everything."""
+
+    uid: str
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """Something of this attempt cannot go on."""
+
+    error: BaseException
+
+
+@dataclass(frozen=True, slots=True)
+class StopRequested:
+    """The user asks for a final checkpoint and the end."""
+
+
+Message = PositionsSnapshotted | UnitStaged | CheckpointRequested | SourceDry | SubtaskEnded | Failed | StopRequested
+
+# --- from the coordinator to source subtasks ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class TakeSnapshot:
+    """Come to a batch border and snapshot positions.
+
+    Attributes:
+        checkpoint_id: The checkpoint.
+        hold: Keep the barrier back until :class:`ReleaseBarrier` (at-most-once: the position is recorded first).
+    """
+
+    checkpoint_id: int
+    hold: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseBarrier:
+    """The held barrier may flow."""
+
+    checkpoint_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class StopReading:
+    """Read nothing more; checkpoints still come."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """Send the end of the input and end."""
+
+
+Command = TakeSnapshot | ReleaseBarrier | StopReading | Finish
+
+
+@dataclass(slots=True)
+class SourceActivity:
+    """Whether a source has anything that the last barrier did not cover.
+
+    Written by its subtask, read by the coordinator.
+    """
+
+    moved: bool = field(default=False)

@@ -1,0 +1,230 @@
+"""A run, from preflight to summary: what the command line calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from enum import StrEnum
+from importlib.metadata import PackageNotFoundError, version
+
+import psycopg
+
+from etl.clock import Clock, SystemClock
+from etl.errors import AlreadyRunningError, EtlError, FencedError, StopTimeoutError
+from etl.job import Job
+from etl.runtime import preflight
+from etl.runtime.attempt import RunEnvironment
+from etl.runtime.monitor import RunMonitor
+from etl.runtime.stop import StopSignal
+from etl.runtime.summary import RunSummary
+from etl.runtime.supervisor import Supervisor, classify
+from etl.runtime.telemetry import Telemetry
+from etl.store import lease as leases
+from etl.store import runs
+from etl.store.database import Database, StoreConnection
+from etl.store.lease import Lease
+from etl.store.tables import RunStatus
+
+_EXIT_BY_SIGNAL = {2: 130}
+"""SIGINT is somebody's wish to interrupt; SIGTERM after a final checkpoint is a run that ended well."""
+
+
+class IfRunning(StrEnum):
+    """What to do when another run owns the job."""
+
+    FAIL = "fail"
+    SKIP = "skip"
+    WAIT = "wait"
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """How to run.
+
+    Attributes:
+        follow: Go on for new data instead of ending when everything is read.
+        owner_timeout_s: Overrides the job's.
+        if_running: What to do when another run owns the job.
+        monitor: Where live figures are kept.
+        clock: Time; tests turn it.
+        warn: Tells the user something that does not stop the run; one line.
+    """
+
+    follow: bool = False
+    owner_timeout_s: float | None = None
+    if_running: IfRunning = IfRunning.FAIL
+    monitor: RunMonitor = field(default_factory=RunMonitor)
+    clock: Clock = field(default_factory=SystemClock)
+    warn: Callable[[str], None] = field(default=lambda _message: None)
+
+
+def run_job(
+    job: Job,
+    store: Database,
+    databases: Mapping[str, Database],
+    options: RunOptions,
+    telemetry: Telemetry,
+    stop: StopSignal,
+) -> RunSummary:
+    """Run a job to its end and say truthfully what came of it.
+
+    Args:
+        job: The declaration.
+        store: The store database; its schema must be current.
+        databases: Named target databases.
+        options: How to run.
+        telemetry: Gets every step.
+        stop: The user's request to stop.
+
+    Returns:
+        The summary of a run that had begun, whatever its end: look at ``exit_code``.
+
+    Raises:
+        ConfigurationError: The job did not start; nothing was touched.
+        AlreadyRunningError: Another run owns the job.
+        DatabaseUnreachableError: The database did not answer at the start.
+    """
+    started_s = options.clock.monotonic_s()
+    try:
+        return _run(job, store, databases, options, telemetry, stop, started_s)
+    except psycopg.Error as error:
+        raise classify(error) from error
+
+
+def _run(
+    job: Job,
+    store: Database,
+    databases: Mapping[str, Database],
+    options: RunOptions,
+    telemetry: Telemetry,
+    stop: StopSignal,
+    started_s: float,
+) -> RunSummary:
+    graph = job.graph()
+    unit_time_s = job.checkpoint.interval_s + job.checkpoint.timeout_s
+    store = store.with_unit_time(unit_time_s)
+    databases = {name: database.with_unit_time(unit_time_s) for name, database in databases.items()}
+    preflight.check(job, graph, store, databases, follow=options.follow)
+    environment = RunEnvironment(
+        job=job,
+        graph=graph,
+        store=store,
+        databases=databases,
+        follow=options.follow,
+        owner_timeout_s=options.owner_timeout_s or job.owner_timeout_s,
+        clock=options.clock,
+        telemetry=telemetry,
+        monitor=options.monitor,
+        stop=stop,
+        warn=options.warn,
+    )
+    session, lease = _claim(environment, options.if_running)
+    try:
+        run_id = runs.start(session, lease, _version())
+    except BaseException:
+        session.close()
+        raise
+    supervisor = Supervisor(environment, session, lease, run_id)
+    error: EtlError | None = None
+    try:
+        supervisor.run()
+    except EtlError as raised:
+        error = raised
+    options.monitor.state_changed("ended", restarts=supervisor.restarts)
+    summary = _summarise(environment, supervisor, error, started_s)
+    _close_run(supervisor, run_id, summary, telemetry)
+    return summary
+
+
+def _claim(environment: RunEnvironment, if_running: IfRunning) -> tuple[StoreConnection, Lease]:
+    emit = environment.telemetry.emit
+    while True:
+        session = environment.store.open("etl:register")
+        try:
+            job_id = leases.register_job(session, environment.job.name)
+            session.rename(f"etl:{job_id}:claim")
+            leases.require_direct(session, environment.store.name)
+            emit("lease.claiming")
+            lease = leases.claim(
+                session,
+                job_id,
+                environment.job.name,
+                environment.owner_timeout_s,
+                environment.clock,
+                environment.stop.event,
+            )
+            session.rename(leases.application_name(job_id, lease.epoch, "owner"))
+        except AlreadyRunningError:
+            session.close()
+            if if_running is not IfRunning.WAIT or environment.clock.wait(environment.stop.event, 1.0):
+                raise
+        except BaseException:
+            session.close()
+            raise
+        else:
+            emit("lease.claimed", epoch=lease.epoch)
+            return session, lease
+
+
+def _summarise(
+    environment: RunEnvironment, supervisor: Supervisor, error: EtlError | None, started_s: float
+) -> RunSummary:
+    return RunSummary(
+        job=environment.job.name,
+        status=_status(environment.stop, error),
+        rows_read=supervisor.totals.rows_read,
+        rows_written={node.uid: supervisor.totals.rows_written.get(node.uid, 0) for node in environment.graph.sinks},
+        checkpoint=max(supervisor.lease.checkpoint_id, environment.monitor.snapshot().checkpoint),
+        restarts=supervisor.restarts,
+        duration_s=environment.clock.monotonic_s() - started_s,
+        exit_code=_exit_code(environment.stop, error),
+        error=None if error is None else str(error),
+        cause=error,
+    )
+
+
+def _status(stop: StopSignal, error: EtlError | None) -> RunStatus:
+    if isinstance(error, FencedError):
+        return RunStatus.FENCED
+    if error is not None:
+        return RunStatus.FAILED
+    return RunStatus.STOPPED if stop.requested else RunStatus.SUCCEEDED
+
+
+def _exit_code(stop: StopSignal, error: EtlError | None) -> int:
+    if isinstance(error, StopTimeoutError):
+        return 128 + (stop.signum or 15)
+    if error is not None:
+        return error.exit_code
+    return _EXIT_BY_SIGNAL.get(stop.signum or 0, 0)
+
+
+def _close_run(supervisor: Supervisor, run_id: int, summary: RunSummary, telemetry: Telemetry) -> None:
+    """Record the end. A database that is gone cannot be told; the next run will find this one dead."""
+    session = supervisor.session
+    if session is None or summary.status is RunStatus.FENCED:
+        supervisor.drop_session()
+        return
+    telemetry.emit("run.ending", status=str(summary.status))
+    with suppress(psycopg.OperationalError):
+        runs.finish(
+            session,
+            run_id,
+            summary.status,
+            exit_code=summary.exit_code,
+            error=summary.error,
+            totals=supervisor.totals,
+            checkpoint_id=summary.checkpoint,
+            restarts=summary.restarts,
+        )
+        leases.release(session.driver, supervisor.lease)
+    supervisor.drop_session()
+    telemetry.emit("run.ended", status=str(summary.status))
+
+
+def _version() -> str:
+    try:
+        return version("exactly-once-etl")
+    except PackageNotFoundError:
+        return "unknown"

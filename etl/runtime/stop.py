@@ -1,0 +1,33 @@
+"""A request to stop, from a signal handler or a test, seen by whoever drives the run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from threading import Event
+
+
+class StopSignal:
+    """Set once, never cleared. ``request`` is safe inside a signal handler."""
+
+    def __init__(self) -> None:
+        self.event = Event()
+        self.signum: int | None = None
+        self._listener: Callable[[], None] | None = None
+
+    @property
+    def requested(self) -> bool:
+        """Whether somebody asked."""
+        return self.event.is_set()
+
+    def request(self, signum: int) -> None:
+        """Ask for a final checkpoint and the end of the run; ``signum`` decides the exit code."""
+        self.signum = signum
+        self.event.set()
+        if self._listener is not None:
+            self._listener()
+
+    def tell(self, listener: Callable[[], None] | None) -> None:
+        """Have the running attempt told, at once when the request has already been made."""
+        self._listener = listener
+        if listener is not None and self.requested:
+            listener()

@@ -1,0 +1,317 @@
+"""The subtasks: one loop each for sources, operators and sinks, single-threaded, ignorant of where they run."""
+
+from __future__ import annotations
+
+import queue
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from etl.errors import InternalError
+from etl.operator import Operator
+from etl.runtime.alignment import Aligner
+from etl.runtime.channel import Channel, ChannelClosedError, InputGate
+from etl.runtime.element import Barrier, Element, EndOfInput
+from etl.runtime.message import (
+    CheckpointRequested,
+    Command,
+    Failed,
+    Finish,
+    Message,
+    PositionsSnapshotted,
+    ReleaseBarrier,
+    SourceActivity,
+    SourceDry,
+    StopReading,
+    SubtaskEnded,
+    TakeSnapshot,
+    UnitStaged,
+)
+from etl.sink import CheckpointMode, Emit, SinkWriter
+from etl.source import Position, Progress, SourceReader, SplitEnumerator
+
+FOLLOW_POLL_S = 0.5
+
+Report = Callable[[Message], None]
+
+
+class Subtask(ABC):
+    """Runs in one thread from :meth:`run` to its end; what goes wrong is reported, never raised.
+
+    Attributes:
+        uid: Names the subtask in messages and threads.
+    """
+
+    def __init__(self, uid: str, report: Report) -> None:
+        self.uid = uid
+        self._report = report
+
+    def run(self) -> None:
+        """The thread's body."""
+        try:
+            try:
+                self._loop()
+            finally:
+                self._close()
+        except ChannelClosedError:
+            return
+        except BaseException as error:  # noqa: BLE001 - everything is handed to the coordinator, which raises it
+            self._report(Failed(error))
+        else:
+            self._report(SubtaskEnded(self.uid))
+
+    @abstractmethod
+    def _loop(self) -> None: ...
+
+    @abstractmethod
+    def _close(self) -> None: ...
+
+
+def _send(outputs: Sequence[Channel], element: Element) -> None:
+    for output in outputs:
+        output.put(element)
+
+
+@dataclass(frozen=True, slots=True)
+class SourceSettings:
+    """How a source subtask behaves.
+
+    Attributes:
+        schema: What every batch must look like.
+        rows_max: Rows after which it asks for a checkpoint and waits for the barrier; None for no bound.
+        follow: Whether it goes on for new data when everything is read.
+    """
+
+    schema: pa.Schema
+    rows_max: int | None
+    follow: bool
+
+
+class SourceSubtask(Subtask):
+    """Reads splits, sends batches, and at the coordinator's word snapshots its positions and sends a barrier."""
+
+    def __init__(
+        self,
+        uid: str,
+        report: Report,
+        enumerator: SplitEnumerator,
+        reader: SourceReader,
+        known: Mapping[str, Position],
+        outputs: Sequence[Channel],
+        settings: SourceSettings,
+        emit: Emit,
+    ) -> None:
+        super().__init__(uid, report)
+        self.activity = SourceActivity()
+        self.rows_total = 0
+        self._enumerator = enumerator
+        self._reader = reader
+        self._known: dict[str, Position] = dict(known)
+        self._moved: dict[str, Position] = {}
+        self._outputs = outputs
+        self._settings = settings
+        self._emit = emit
+        self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        self._rows = 0
+        self._reading = True
+        self._finished = False
+
+    def command(self, command: Command) -> None:
+        """Give an order; obeyed at the next batch border. Called by the coordinator."""
+        self._commands.put(command)
+
+    def progress(self) -> Progress:
+        """How far reading is; asked by the monitor, from another thread."""
+        return self._reader.progress()
+
+    def _loop(self) -> None:
+        self._discover()
+        while not self._finished:
+            if self._obey_pending() or self._finished:
+                continue
+            if not self._reading:
+                self._obey(self._commands.get())
+            else:
+                self._read()
+        _send(self._outputs, EndOfInput())
+
+    def _discover(self) -> bool:
+        """Assign what there is to read; False when there is nothing."""
+        self._collect()
+        splits = self._enumerator.discover(self._known)
+        if splits:
+            self._reader.assign(splits)
+        return bool(splits)
+
+    def _obey_pending(self) -> bool:
+        try:
+            command = self._commands.get_nowait()
+        except queue.Empty:
+            return False
+        self._obey(command)
+        return True
+
+    def _obey(self, command: Command) -> None:
+        match command:
+            case TakeSnapshot():
+                self._snapshot(command)
+            case StopReading():
+                self._reading = False
+                self._report(SourceDry(self.uid))
+            case Finish():
+                self._finished = True
+            case ReleaseBarrier():
+                raise InternalError(f"source {self.uid}: no barrier is held")
+
+    def _read(self) -> None:
+        batch = self._reader.read_batch()
+        if batch is None:
+            self._run_dry()
+            return
+        if not batch.schema.equals(self._settings.schema):
+            raise InternalError(f"source {self.uid} returned columns {batch.schema}, declared {self._settings.schema}")
+        self.activity.moved = True
+        self._rows += batch.num_rows
+        self.rows_total += batch.num_rows
+        self._emit("source.batch", uid=self.uid, rows=batch.num_rows)
+        _send(self._outputs, batch)
+        if self._settings.rows_max is not None and self._rows >= self._settings.rows_max:
+            self._report(CheckpointRequested(self.uid))
+            self._await_barrier()
+
+    def _await_barrier(self) -> None:
+        """The unit is full: whatever comes, the barrier comes before the next row."""
+        while self._rows and not self._finished:
+            self._obey(self._commands.get())
+
+    def _run_dry(self) -> None:
+        if not self._settings.follow:
+            self._reading = False
+            self._report(SourceDry(self.uid))
+        elif not self._discover():
+            self._wait_for_command()
+
+    def _wait_for_command(self) -> None:
+        try:
+            self._obey(self._commands.get(timeout=FOLLOW_POLL_S))
+        except queue.Empty:
+            return
+
+    def _snapshot(self, order: TakeSnapshot) -> None:
+        self._collect()
+        positions, self._moved = self._moved, {}
+        rows, self._rows = self._rows, 0
+        self.activity.moved = False
+        self._report(PositionsSnapshotted(self.uid, order.checkpoint_id, positions, rows))
+        if order.hold and not self._await_release(order.checkpoint_id):
+            return
+        self._emit("source.barrier", uid=self.uid, checkpoint=order.checkpoint_id)
+        _send(self._outputs, Barrier(order.checkpoint_id))
+
+    def _await_release(self, checkpoint_id: int) -> bool:
+        while not self._finished:
+            command = self._commands.get()
+            if command == ReleaseBarrier(checkpoint_id):
+                return True
+            self._obey(command)
+        return False
+
+    def _collect(self) -> None:
+        moved = self._reader.snapshot_positions()
+        if moved:
+            self.activity.moved = True
+            self._moved.update(moved)
+            self._known.update(moved)
+
+    def _close(self) -> None:
+        self._reader.close()
+
+
+class OperatorSubtask(Subtask):
+    """Runs a chain of operators over its aligned inputs."""
+
+    def __init__(
+        self,
+        uid: str,
+        report: Report,
+        gate: InputGate,
+        mode: CheckpointMode,
+        chain: Sequence[Operator],
+        outputs: Sequence[Channel],
+    ) -> None:
+        super().__init__(uid, report)
+        self._gate = gate
+        self._aligner = Aligner(len(gate.channels), mode)
+        self._chain = chain
+        self._outputs = outputs
+
+    def _loop(self) -> None:
+        while not self._aligner.ended:
+            index, element = self._gate.get(self._aligner.blocked)
+            if isinstance(element, Barrier):
+                barrier = self._aligner.barrier(index, element)
+            elif isinstance(element, EndOfInput):
+                barrier = self._aligner.end(index)
+            else:
+                self._process(element)
+                continue
+            if barrier is not None:
+                _send(self._outputs, barrier)
+        _send(self._outputs, EndOfInput())
+
+    def _process(self, batch: pa.RecordBatch) -> None:
+        for result in _through(self._chain, batch):
+            if result.num_rows:
+                _send(self._outputs, result)
+
+    def _close(self) -> None:
+        for operator in self._chain:
+            operator.close()
+
+
+def _through(chain: Sequence[Operator], batch: pa.RecordBatch) -> Iterable[pa.RecordBatch]:
+    if not chain:
+        return (batch,)
+    return (
+        result for between in chain[0].process(batch) if between.num_rows for result in _through(chain[1:], between)
+    )
+
+
+class SinkSubtask(Subtask):
+    """Writes batches and stages a unit at each barrier; the next unit begins at once."""
+
+    def __init__(
+        self, uid: str, report: Report, gate: InputGate, mode: CheckpointMode, writer: SinkWriter, emit: Emit
+    ) -> None:
+        super().__init__(uid, report)
+        self._gate = gate
+        self._aligner = Aligner(len(gate.channels), mode)
+        self._writer = writer
+        self._emit = emit
+        self._rows_reported = 0
+
+    def _loop(self) -> None:
+        while not self._aligner.ended:
+            index, element = self._gate.get(self._aligner.blocked)
+            if isinstance(element, Barrier):
+                barrier = self._aligner.barrier(index, element)
+            elif isinstance(element, EndOfInput):
+                barrier = self._aligner.end(index)
+            else:
+                self._writer.write(element)
+                continue
+            if barrier is not None:
+                self._stage(barrier.checkpoint_id)
+
+    def _stage(self, checkpoint_id: int) -> None:
+        self._emit("sink.barrier", uid=self.uid, checkpoint=checkpoint_id)
+        committable = self._writer.prepare_commit(checkpoint_id)
+        rows = self._writer.rows - self._rows_reported
+        self._rows_reported = self._writer.rows
+        self._emit("sink.acknowledging", uid=self.uid, checkpoint=checkpoint_id)
+        self._report(UnitStaged(self.uid, checkpoint_id, committable, rows))
+
+    def _close(self) -> None:
+        self._writer.close()

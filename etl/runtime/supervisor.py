@@ -1,0 +1,120 @@
+"""Runs attempts until one comes to its end: restarts after what may pass, gives up on what will not.
+
+What is done with an error is decided by its class in :mod:`etl.errors` alone. Delays grow exponentially with the
+failures since the last completed checkpoint; the count is kept in the store and outlives the process.
+"""
+
+from __future__ import annotations
+
+import psycopg
+
+from etl.errors import EtlError, InternalError, TransientError
+from etl.runtime.attempt import Attempt, RunEnvironment
+from etl.sqlstate import translate
+from etl.store import lease as leases
+from etl.store import runs
+from etl.store.database import StoreConnection
+from etl.store.lease import Lease
+from etl.store.runs import RunTotals
+
+
+def classify(error: BaseException) -> EtlError:
+    """The member of our error tree that stands for whatever an attempt raised."""
+    if isinstance(error, EtlError):
+        return error
+    if isinstance(error, psycopg.Error):
+        return translate(error, "database")
+    if isinstance(error, OSError):
+        return TransientError(f"{type(error).__name__}: {error}")
+    if isinstance(error, MemoryError):
+        return InternalError("out of memory; lower batch sizes or give the process more")
+    return InternalError(f"{type(error).__name__}: {error}")
+
+
+class Supervisor:
+    """Owns the session and the lease of a run across its attempts.
+
+    Attributes:
+        session: The owner's session, None between a lost one and the next.
+        lease: The current claim.
+        totals: Rows of the checkpoints that this run has completed.
+        restarts: Attempts beyond the first.
+    """
+
+    def __init__(self, environment: RunEnvironment, session: StoreConnection, lease: Lease, run_id: int) -> None:
+        self.session: StoreConnection | None = session
+        self.lease = lease
+        self.totals = RunTotals()
+        self.restarts = 0
+        self._environment = environment
+        self._run_id = run_id
+        self._failures = 0
+
+    def run(self) -> None:
+        """Until an attempt has ended well.
+
+        Raises:
+            EtlError: The run is over; the class says why.
+        """
+        while True:
+            error = self._attempt()
+            if error is None:
+                return
+            if not isinstance(error, TransientError):
+                raise error
+            self._prepare_restart(error)
+
+    def _attempt(self) -> EtlError | None:
+        before = self.lease.checkpoint_id
+        try:
+            session = self._owned_session()
+            before = self.lease.checkpoint_id
+            Attempt(self._environment, session, self.lease, self._run_id, self.totals).run()
+        except Exception as raised:  # noqa: BLE001 - classified, and raised by run() unless it may pass
+            error = classify(raised)
+            if error is not raised:
+                error.__cause__ = raised
+            if self._environment.monitor.snapshot().checkpoint > before:
+                self._failures = 0
+            return error
+        return None
+
+    def _owned_session(self) -> StoreConnection:
+        """The session of the lease; after a failed attempt a new session and a new claim."""
+        if self.session is not None:
+            return self.session
+        session = leases.open_owner_session(self._environment.store, self.lease.job_id)
+        try:
+            leases.count_failure(session.driver, self.lease)
+            self.lease = leases.reclaim(session, self.lease)
+            session.rename(leases.application_name(self.lease.job_id, self.lease.epoch, "owner"))
+            self._environment.telemetry.emit("lease.reclaimed", epoch=self.lease.epoch)
+            self.totals = runs.load_totals(session, self._run_id)
+        except BaseException:
+            session.close()
+            raise
+        self.session = session
+        return session
+
+    def _prepare_restart(self, error: TransientError) -> None:
+        policy = self._environment.job.restart
+        self._failures += 1
+        if self._failures > policy.attempts:
+            raise error
+        self.drop_session()
+        exponent = min(max(self._failures, self.lease.failures + 1) - 1, 30)
+        delay_s = min(policy.delay_s * 2**exponent, policy.delay_max_s) * self._environment.clock.jitter()
+        self.restarts += 1
+        self._environment.monitor.state_changed("restarting", str(error), self.restarts)
+        self._environment.warn(
+            f"attempt failed, restart {self._failures} of {policy.attempts} in {delay_s:.1f} s: {error}"
+        )
+        self._environment.telemetry.emit("attempt.restarting", restart=self.restarts)
+        if self._environment.clock.wait(self._environment.stop.event, delay_s):
+            raise error
+
+    def drop_session(self) -> None:
+        """Cut the owner's session."""
+        if self.session is not None:
+            self.session.close()
+            self.session = None

@@ -1,0 +1,187 @@
+"""Completed checkpoints: written in one transaction, restored as one consistent cut, pruned when subsumed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import sqlalchemy as sa
+
+from etl.errors import FencedError
+from etl.sink import Committable
+from etl.source import Position
+from etl.store import tables
+from etl.store.database import StoreConnection
+from etl.store.lease import Lease
+from etl.store.tables import Trigger
+
+
+@dataclass(frozen=True, slots=True)
+class CompletedCheckpoint:
+    """Everything that one store transaction records to complete a checkpoint.
+
+    Attributes:
+        checkpoint_id: Its number; exactly one more than the last completed one.
+        trigger: Why it was taken.
+        positions: By source uid and split id, where the next read starts; only those that moved.
+        committables: Handles of what the sinks staged.
+        rows_read: Records of this checkpoint, all sources.
+        rows_written: Rows of this checkpoint by sink uid.
+        duration_ms: From trigger to the last acknowledgement.
+    """
+
+    checkpoint_id: int
+    trigger: Trigger
+    positions: Mapping[str, Mapping[str, Position]]
+    committables: Sequence[Committable]
+    rows_read: int
+    rows_written: Mapping[str, int]
+    duration_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """The cut to start from.
+
+    Attributes:
+        checkpoint_id: The last completed checkpoint, 0 before the first.
+        positions: By source uid and split id.
+        committables: Handles recorded in that checkpoint.
+    """
+
+    checkpoint_id: int
+    positions: Mapping[str, Mapping[str, Position]] = field(default_factory=dict)
+    committables: Sequence[Committable] = ()
+
+
+def advance_head(connection: StoreConnection, lease: Lease, checkpoint_id: int) -> None:
+    """Compare-and-set of the head, inside the completing transaction and before anything else in it.
+
+    Raises:
+        FencedError: The job has a newer epoch or another checkpoint than this run believes.
+    """
+    head = tables.head
+    done = connection.core.execute(
+        sa.update(head)
+        .where(head.c.job_id == lease.job_id, head.c.epoch == lease.epoch, head.c.checkpoint_id == checkpoint_id - 1)
+        .values(checkpoint_id=checkpoint_id, failures=0)
+    )
+    if done.rowcount != 1:
+        raise FencedError(f"checkpoint {checkpoint_id} of epoch {lease.epoch} was refused: a newer run owns the job")
+
+
+def record(connection: StoreConnection, lease: Lease, run_id: int, completed: CompletedCheckpoint) -> None:
+    """Write a checkpoint after :func:`advance_head`, in the same transaction. The caller commits."""
+    key = {
+        "job_id": lease.job_id,
+        "incarnation": lease.incarnation,
+        "checkpoint_id": completed.checkpoint_id,
+    }
+    connection.core.execute(
+        sa.insert(tables.checkpoint).values(
+            **key,
+            epoch=lease.epoch,
+            run_id=run_id,
+            trigger=completed.trigger,
+            duration_ms=completed.duration_ms,
+            rows_read=completed.rows_read,
+            rows_written=dict(completed.rows_written),
+        )
+    )
+    positions = [
+        {**key, "uid": uid, "split_id": split_id, "position": dict(position)}
+        for uid, splits in completed.positions.items()
+        for split_id, position in splits.items()
+    ]
+    if positions:
+        connection.core.execute(sa.insert(tables.position), positions)
+    committables = [
+        {
+            **key,
+            "uid": one.uid,
+            "subtask": one.subtask,
+            "epoch": one.epoch,
+            "rows": one.rows,
+            "payload": dict(one.payload),
+        }
+        for one in completed.committables
+    ]
+    if committables:
+        connection.core.execute(sa.insert(tables.committable), committables)
+
+
+def restore(connection: StoreConnection, lease: Lease) -> Restored:
+    """Read the cut of the last completed checkpoint; called by the owner, whose claim has locked out others.
+
+    The checkpoint's number comes from the claim itself: it was read under the lock of the head row.
+    """
+    return Restored(
+        checkpoint_id=lease.checkpoint_id,
+        positions=_positions(connection, lease),
+        committables=_committables(connection, lease),
+    )
+
+
+def _positions(connection: StoreConnection, lease: Lease) -> dict[str, dict[str, Position]]:
+    column = tables.position.c
+    newest = (
+        sa.select(column.uid, column.split_id, column.position)
+        .distinct(column.uid, column.split_id)
+        .where(
+            column.job_id == lease.job_id,
+            column.incarnation == lease.incarnation,
+            column.checkpoint_id <= lease.checkpoint_id,
+        )
+        .order_by(column.uid, column.split_id, column.checkpoint_id.desc())
+    )
+    found: dict[str, dict[str, Position]] = {}
+    for uid, split_id, position in connection.core.execute(newest):
+        found.setdefault(uid, {})[split_id] = position
+    return found
+
+
+def _committables(connection: StoreConnection, lease: Lease) -> list[Committable]:
+    column = tables.committable.c
+    query = sa.select(
+        column.uid, column.subtask, column.checkpoint_id, column.epoch, column.rows, column.payload
+    ).where(
+        column.job_id == lease.job_id,
+        column.incarnation == lease.incarnation,
+        column.checkpoint_id == lease.checkpoint_id,
+    )
+    return [Committable(*row) for row in connection.core.execute(query.order_by(column.uid, column.subtask))]
+
+
+def prune(connection: StoreConnection, lease: Lease, checkpoint_id: int, keep: int) -> None:
+    """Drop what newer checkpoints have subsumed, keeping the newest ``keep``; the caller's transaction commits it.
+
+    A position row goes only when a newer row of the same split is old enough to be kept itself.
+    """
+    oldest = checkpoint_id - keep + 1
+    if oldest <= 1:
+        return
+    for table in (tables.checkpoint, tables.committable):
+        connection.core.execute(
+            sa.delete(table).where(
+                table.c.job_id == lease.job_id,
+                table.c.incarnation == lease.incarnation,
+                table.c.checkpoint_id < oldest,
+            )
+        )
+    old, newer = tables.position, tables.position.alias("newer")
+    superseded = sa.exists().where(
+        newer.c.job_id == old.c.job_id,
+        newer.c.incarnation == old.c.incarnation,
+        newer.c.uid == old.c.uid,
+        newer.c.split_id == old.c.split_id,
+        newer.c.checkpoint_id > old.c.checkpoint_id,
+        newer.c.checkpoint_id <= oldest,
+    )
+    connection.core.execute(
+        sa.delete(old).where(
+            old.c.job_id == lease.job_id,
+            old.c.incarnation == lease.incarnation,
+            old.c.checkpoint_id < oldest,
+            superseded,
+        )
+    )

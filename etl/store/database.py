@@ -1,0 +1,169 @@
+"""One PostgreSQL database: how the framework connects to it, and what it sets on every connection."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psycopg
+import sqlalchemy as sa
+from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from sqlalchemy.pool import NullPool
+
+from etl.errors import ConfigurationError, DatabaseUnreachableError
+from etl.settings import redact
+from etl.sqlstate import translate
+
+CONNECT_TIMEOUT_S = 10
+LOCK_TIMEOUT_S = 60
+_KEEPALIVE_IDLE_S = 10
+_KEEPALIVE_INTERVAL_S = 5
+_KEEPALIVE_COUNT = 3
+_TCP_USER_TIMEOUT_MS = 30_000
+
+Connection = psycopg.Connection[Any]
+
+
+class Database:
+    """A database of the run: the store, or a target.
+
+    Args:
+        url: libpq URL or conninfo string; may hold a password and is never shown.
+        name: What the user calls it, for messages.
+        unit_time_s: How long a transaction of a sink may stay open; the server's own timeouts for idle and long
+            transactions are raised to twice that on each connection, so that they end only abandoned work.
+    """
+
+    def __init__(self, url: str, name: str, unit_time_s: float = 3600.0) -> None:
+        self.name = name
+        self._url = url
+        self._unit_time_s = unit_time_s
+        try:
+            self._parts = conninfo_to_dict(url)
+        except psycopg.ProgrammingError as error:
+            raise ConfigurationError(f"the URL of database {name} cannot be read: {redact(str(error))}") from None
+
+    @property
+    def safe_url(self) -> str:
+        """Host, port, database and user, never a secret."""
+        shown = [f"{key}={self._parts[key]}" for key in ("host", "port", "dbname", "user") if self._parts.get(key)]
+        return " ".join(shown) or "the default of libpq"
+
+    def with_unit_time(self, unit_time_s: float) -> Database:
+        """The same database with another bound for open transactions."""
+        return Database(self._url, self.name, unit_time_s)
+
+    def connect(self, application_name: str) -> Connection:
+        """Open an autocommit connection with durable commits, keepalives and bounded waits.
+
+        Args:
+            application_name: Shown in ``pg_stat_activity``; at most 63 bytes count.
+
+        Raises:
+            DatabaseUnreachableError: No connection; the message never holds the password.
+        """
+        conninfo = make_conninfo(
+            self._url,
+            application_name=application_name,
+            connect_timeout=self._parts.get("connect_timeout") or CONNECT_TIMEOUT_S,
+            keepalives_idle=_KEEPALIVE_IDLE_S,
+            keepalives_interval=_KEEPALIVE_INTERVAL_S,
+            keepalives_count=_KEEPALIVE_COUNT,
+            tcp_user_timeout=_TCP_USER_TIMEOUT_MS,
+        )
+        try:
+            connection = psycopg.connect(conninfo, autocommit=True, prepare_threshold=None)
+        except psycopg.OperationalError as error:
+            reason = redact(str(error)).strip().replace("\n", " ")
+            raise DatabaseUnreachableError(
+                f"database {self.name} ({self.safe_url}) is not reachable: {reason}"
+            ) from None
+        try:
+            self._configure(connection)
+        except psycopg.Error as error:
+            connection.close()
+            raise translate(error, f"setting up a connection to database {self.name}") from error
+        return connection
+
+    def _configure(self, connection: Connection) -> None:
+        unit_ms = int(self._unit_time_s * 2000)
+        settings: dict[str, str] = {
+            "synchronous_commit": "on",
+            "lock_timeout": f"{LOCK_TIMEOUT_S}s",
+            "statement_timeout": "0",
+            "idle_in_transaction_session_timeout": f"{unit_ms}ms",
+            "tcp_keepalives_idle": str(_KEEPALIVE_IDLE_S),
+            "tcp_keepalives_interval": str(_KEEPALIVE_INTERVAL_S),
+            "tcp_keepalives_count": str(_KEEPALIVE_COUNT),
+            "tcp_user_timeout": str(_TCP_USER_TIMEOUT_MS),
+            "client_encoding": "UTF8",
+            "DateStyle": "ISO, YMD",
+            "IntervalStyle": "postgres",
+            "TimeZone": "UTC",
+        }
+        if connection.info.server_version >= 140000:
+            settings["client_connection_check_interval"] = "2s"
+        if connection.info.server_version >= 170000:
+            settings["transaction_timeout"] = "0"
+        commands = [sql.SQL("SET {} = {}").format(sql.Identifier(k), sql.Literal(v)) for k, v in settings.items()]
+        connection.execute(sql.SQL("; ").join(commands))
+
+    def open(self, application_name: str) -> StoreConnection:
+        """Open a connection for Core statements and, on the same session, for COPY and explicit transactions."""
+        return StoreConnection(self, application_name)
+
+    @contextmanager
+    def session(self, application_name: str) -> Iterator[StoreConnection]:
+        """A connection that is closed at the end of the block."""
+        connection = self.open(application_name)
+        try:
+            yield connection
+        finally:
+            connection.close()
+
+
+def _unwrap(context: sa.ExceptionContext) -> None:
+    """Let the driver's own errors through: they are classified by SQLSTATE in one place."""
+    if isinstance(context.original_exception, psycopg.Error):
+        raise context.original_exception
+
+
+class StoreConnection:
+    """One server session seen twice: ``core`` for SQLAlchemy Core statements, ``driver`` for psycopg.
+
+    The session is in autocommit mode; transactions are explicit (:mod:`etl.transaction`) and cover statements of both
+    views alike.
+    """
+
+    def __init__(self, database: Database, application_name: str) -> None:
+        self.driver: Connection = database.connect(application_name)
+        engine = sa.create_engine(
+            "postgresql+psycopg://",
+            creator=lambda: self.driver,
+            poolclass=NullPool,
+            use_native_hstore=False,
+            isolation_level="AUTOCOMMIT",
+        )
+        sa.event.listen(engine, "handle_error", _unwrap)
+        try:
+            self.core: sa.Connection = engine.connect()
+        except BaseException:
+            self.driver.close()
+            raise
+
+    def rename(self, application_name: str) -> None:
+        """Change what ``pg_stat_activity`` shows for this session."""
+        self.driver.execute("SELECT set_config('application_name', %s, false)", [application_name])
+
+    @property
+    def closed(self) -> bool:
+        """Whether the session is known to be gone."""
+        return self.driver.closed
+
+    def close(self) -> None:
+        """End the session; an open transaction is rolled back by the server."""
+        self.driver.close()
+        self.core.invalidate()
+        self.core.close()

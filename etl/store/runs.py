@@ -1,0 +1,105 @@
+"""The record of runs, for people: who ran when, what came of it."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import sqlalchemy as sa
+
+from etl.store import tables
+from etl.store.database import StoreConnection
+from etl.store.lease import Lease
+from etl.store.tables import RunStatus
+
+
+@dataclass(slots=True)
+class RunTotals:
+    """Rows of the checkpoints that a run has completed; every checkpoint counts in exactly one run.
+
+    Attributes:
+        rows_read: Records read.
+        rows_written: Rows by sink uid.
+    """
+
+    rows_read: int = 0
+    rows_written: dict[str, int] = field(default_factory=dict)
+
+    def plus(self, rows_read: int, rows_written: Mapping[str, int]) -> RunTotals:
+        """The totals with another checkpoint."""
+        summed = {uid: self.rows_written.get(uid, 0) + rows for uid, rows in rows_written.items()}
+        return RunTotals(self.rows_read + rows_read, self.rows_written | summed)
+
+    def set(self, other: RunTotals) -> None:
+        """Take over other totals."""
+        self.rows_read, self.rows_written = other.rows_read, dict(other.rows_written)
+
+
+def start(connection: StoreConnection, lease: Lease, version: str) -> int:
+    """Record that a run has begun and mark former ones that never ended as crashed; called by the owner."""
+    run = tables.run
+    connection.core.execute(
+        sa.update(run)
+        .where(run.c.job_id == lease.job_id, run.c.status == RunStatus.RUNNING)
+        .values(status=RunStatus.CRASHED, ended_at=sa.func.now(), error="the process ended without a word")
+    )
+    values = {
+        "job_id": lease.job_id,
+        "status": RunStatus.RUNNING,
+        "epoch": lease.epoch,
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "version": version,
+    }
+    return int(connection.core.execute(sa.insert(run).values(**values).returning(run.c.run_id)).scalar_one())
+
+
+def finish(
+    connection: StoreConnection,
+    run_id: int,
+    status: RunStatus,
+    *,
+    exit_code: int,
+    error: str | None,
+    totals: RunTotals,
+    checkpoint_id: int,
+    restarts: int,
+) -> bool:
+    """Record the end of a run; False when a later run has already declared this one dead.
+
+    A fenced run calls this too: its own row is the only thing it may still touch.
+    """
+    run = tables.run
+    done = connection.core.execute(
+        sa.update(run)
+        .where(run.c.run_id == run_id, run.c.status == RunStatus.RUNNING)
+        .values(
+            status=status,
+            ended_at=sa.func.now(),
+            exit_code=exit_code,
+            error=error,
+            rows_read=totals.rows_read,
+            rows_written=totals.rows_written,
+            checkpoint_id=checkpoint_id,
+            restarts=restarts,
+        )
+    )
+    return done.rowcount == 1
+
+
+def save_totals(connection: StoreConnection, run_id: int, totals: RunTotals, checkpoint_id: int) -> None:
+    """Write totals in the transaction that completes a checkpoint: they are as exact as the checkpoint itself."""
+    connection.core.execute(
+        sa.update(tables.run)
+        .where(tables.run.c.run_id == run_id)
+        .values(rows_read=totals.rows_read, rows_written=totals.rows_written, checkpoint_id=checkpoint_id)
+    )
+
+
+def load_totals(connection: StoreConnection, run_id: int) -> RunTotals:
+    """Read totals back after a failed attempt, whose last commit may have succeeded without an answer."""
+    query = sa.select(tables.run.c.rows_read, tables.run.c.rows_written).where(tables.run.c.run_id == run_id)
+    rows_read, rows_written = connection.core.execute(query).one()
+    return RunTotals(int(rows_read), dict(rows_written))
