@@ -1,0 +1,5 @@
+"""``python -m etl.cli``: the same as the command ``etl``."""
+
+from etl.cli.main import main
+
+main()

@@ -1,0 +1,319 @@
+"""``etl run``: loads jobs, opens databases, listens to signals, runs, and tells what came of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from types import FrameType
+
+import click
+
+from etl.cli.connecting import Store, load_settings_for, open_store, target_databases
+from etl.cli.loading import load_jobs
+from etl.cli.main import Invocation
+from etl.cli.output import OutputClosedError, exit_code_of, report, write_line, write_out
+from etl.cli.progress import Reporter, choose_reporter, summary_line
+from etl.errors import AlreadyRunningError, ConfigurationError, EtlError, InternalError
+from etl.job import Job
+from etl.runtime.monitor import RunMonitor
+from etl.runtime.run import IfRunning, RunOptions, run_job
+from etl.runtime.stop import StopSignal
+from etl.runtime.telemetry import Event, Telemetry
+from etl.settings import Settings
+from etl.store.database import Database
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of one job.
+
+    Attributes:
+        job: Its name, or what was typed when it could not be loaded.
+        exit_code: As documented; 0 when everything read is visible.
+        status: As in the summary.
+        summary: The summary object as a line of JSON, None when the run never began.
+    """
+
+    job: str
+    exit_code: int
+    status: str = "failed"
+    summary: str | None = None
+
+    def to_json(self) -> str:
+        """The summary object, with exactly the documented keys, on one line."""
+        if self.summary is not None:
+            return self.summary
+        counts = {
+            "rows_read": 0,
+            "rows_written": {},
+            "rows_rejected": 0,
+            "checkpoint": 0,
+            "restarts": 0,
+            "duration_s": 0.0,
+        }
+        return json.dumps({"job": self.job, "status": self.status, **counts}, ensure_ascii=False)
+
+
+class Outcomes:
+    """Collects outcomes in the order of the command line, and prints each as soon as it is known."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        self._as_json = as_json
+        self._lock = threading.Lock()
+        self._by_index: dict[int, Outcome] = {}
+        self._unprinted: Exception | None = None
+
+    def add(self, index: int, outcome: Outcome) -> None:
+        """Note an outcome, in the thread of its run; a summary that cannot be printed does not stop the others."""
+        with self._lock:
+            self._by_index[index] = outcome
+            if self._as_json and self._unprinted is None:
+                try:
+                    write_out(outcome.to_json())
+                except (OutputClosedError, OSError) as error:
+                    self._unprinted = error
+
+    def add_missing(self, index: int, outcome: Outcome) -> None:
+        """Note an outcome unless there is one."""
+        with self._lock:
+            known = index in self._by_index
+        if not known:
+            self.add(index, outcome)
+
+    def exit_code(self, asked: int, received: int | None) -> int:
+        """The process's exit code: the first failure's in the order of the command line, else what a signal calls for.
+
+        Args:
+            asked: How many jobs were to be run.
+            received: The signal that came.
+        """
+        ordered = [self._by_index[index] for index in sorted(self._by_index)]
+        failed = next((outcome.exit_code for outcome in ordered if outcome.exit_code != 0), 0)
+        if failed:
+            return failed
+        if self._unprinted is not None:
+            write_line(f"etl: error: the summary could not be printed, the jobs are done: {self._unprinted}")
+            return exit_code_of(self._unprinted)
+        if received is None:
+            # A job without an outcome ended in a way nobody foresaw: that is never success.
+            return 0 if len(ordered) == asked else InternalError.exit_code
+        all_ran = len(ordered) == asked
+        return 128 + received if received == signal.SIGINT or not all_ran else 0
+
+
+class Signals:
+    """SIGINT and SIGTERM: the first asks every run for a final checkpoint, the second ends the process at once.
+
+    Attributes:
+        received: The first signal that came.
+    """
+
+    def __init__(self) -> None:
+        self.received: int | None = None
+        self._stops: list[StopSignal] = []
+
+    def stop_of_run(self) -> StopSignal:
+        """The request to stop of one run, already made when a signal has come before."""
+        stop = StopSignal()
+        self._stops.append(stop)
+        # Looked at after the registration: a signal between the two is then told twice, never lost.
+        if self.received is not None:
+            stop.request(self.received)
+        return stop
+
+    def handle(self, signum: int, _frame: FrameType | None) -> None:
+        """Runs in the main thread, between two instructions of whatever it does."""
+        if self.received is not None:
+            # Nothing is lost by it: the next run settles what this one left, as after a kill -9.
+            os._exit(128 + signum)
+        self.received = signum
+        name = signal.Signals(signum).name
+        # Not through a buffered stream: the signal may have come in the middle of a write to it.
+        os.write(2, f"{name}: stopping after a final checkpoint; once more stops at once\n".encode())
+        for stop in self._stops:
+            stop.request(signum)
+
+
+@dataclass(frozen=True, slots=True)
+class Runner:
+    """Runs jobs against one store and reports each as it ends.
+
+    Attributes:
+        settings: Where the databases are.
+        options: As asked for on the command line.
+        signals: Who asks for the end.
+        reporter: Who tells people.
+        outcomes: Where results are collected.
+        debug: Whether errors come with their traceback.
+    """
+
+    settings: Settings
+    options: RunOptions
+    signals: Signals
+    reporter: Reporter
+    outcomes: Outcomes
+    debug: bool
+
+    def run_all(self, jobs: Mapping[int, Job]) -> None:
+        """Run all jobs, each given with its place on the command line."""
+        try:
+            with open_store(self.settings) as store:
+                if self.options.follow:
+                    _in_threads([partial(self._run_one, store, index, job) for index, job in jobs.items()])
+                else:
+                    _in_threads([partial(self._run_in_turn, store, jobs)])
+        except EtlError as error:
+            # Opening the store failed, and with it every job; or giving it back did, when all had their outcomes.
+            code = report(error, debug=self.debug)
+            for index, job in jobs.items():
+                self.outcomes.add_missing(index, Outcome(job.name, code))
+
+    def _run_in_turn(self, store: Store, jobs: Mapping[int, Job]) -> None:
+        """One after the other; all are tried, whatever becomes of the others, until a signal comes."""
+        for index, job in jobs.items():
+            if self.signals.received is None:
+                self._run_one(store, index, job)
+            else:
+                write_line(f"{job.name}: not started")
+
+    def _run_one(self, store: Store, index: int, job: Job) -> None:
+        """Run one job; what goes wrong becomes its outcome."""
+        try:
+            outcome = self._attempt(store, job)
+        except Exception as error:  # noqa: BLE001 - becomes the outcome of this job; the others go on
+            outcome = self._outcome_of(job, error)
+        self.outcomes.add(index, outcome)
+
+    def _attempt(self, store: Store, job: Job) -> Outcome:
+        monitor = RunMonitor()
+        telemetry = Telemetry()
+        telemetry.subscribe(lambda event: self._repair(store, event))
+        options = replace(self.options, monitor=monitor, warn=lambda text: self.reporter.say(f"{job.name}: {text}"))
+        databases = self._targets_of(job)
+        self.reporter.started(job.name, monitor)
+        try:
+            summary = run_job(job, store.database, databases, options, telemetry, self.signals.stop_of_run())
+        finally:
+            self.reporter.ended(job.name)
+        self.reporter.say(summary_line(summary))
+        if summary.cause is not None:
+            report(summary.cause, debug=self.debug, subject=job.name)
+        return Outcome(job.name, summary.exit_code, str(summary.status), summary.to_json())
+
+    def _repair(self, store: Store, event: Event) -> None:
+        """Before an attempt is repeated, have the embedded server running: its death may be the reason."""
+        if event.name != "attempt.restarting":
+            return
+        try:
+            store.repair()
+        except EtlError as error:
+            # The attempt will find out for itself, and be repeated or given up as the job's policy says.
+            self.reporter.say(f"embedded server: {error}")
+
+    def _targets_of(self, job: Job) -> Mapping[str, Database]:
+        names = [node.sink.database for node in job.graph().sinks if node.sink.database is not None]
+        return target_databases(self.settings, names)
+
+    def _outcome_of(self, job: Job, error: Exception) -> Outcome:
+        if isinstance(error, AlreadyRunningError) and self.options.if_running is IfRunning.SKIP:
+            self.reporter.say(f"{job.name}: skipped: {error}")
+            return Outcome(job.name, 0, "skipped")
+        return Outcome(job.name, report(error, debug=self.debug, subject=job.name))
+
+
+@click.command()
+@click.argument("jobs", nargs=-1, required=True, metavar="JOB...")
+@click.option("--follow", is_flag=True, help="Go on for new data until stopped.")
+@click.option("--json", "as_json", is_flag=True, help="Print one summary object a job on stdout, one a line.")
+@click.option("--quiet", is_flag=True, help="Say nothing unless something fails.")
+@click.option(
+    "--if-running",
+    type=click.Choice(["skip", "wait", "fail"]),
+    default="fail",
+    show_default=True,
+    help="When another run owns the job: exit 0 at once, wait for its end, or exit 75.",
+)
+@click.option(
+    "--owner-timeout",
+    "owner_timeout_s",
+    type=click.FloatRange(min=0.1, max=86_400),
+    metavar="SECONDS",
+    help="Replace a run whose heartbeat stands still for so long; by default what the job says.",
+)
+@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+@click.pass_context
+def run(
+    context: click.Context,
+    jobs: tuple[str, ...],
+    follow: bool,
+    as_json: bool,
+    quiet: bool,
+    if_running: str,
+    owner_timeout_s: float | None,
+    debug: bool,
+) -> None:
+    """Run jobs: read what is there, make it visible, exit.
+
+    JOB is a module (jobs.revenue) or a file (jobs/revenue.py); with :variable one of several jobs in it.
+    Several jobs run one after the other, with --follow all at once; each is tried, and the exit code
+    is that of the first failure.
+    """
+    invocation = context.find_object(Invocation) or Invocation()
+    invocation.debug = invocation.debug or debug
+    outcomes = Outcomes(as_json=as_json)
+    signals = Signals()
+    with listening(signals):
+        settings = load_settings_for(jobs)
+        loaded, asked = _load(jobs, settings, outcomes, debug=invocation.debug)
+        if loaded:
+            with choose_reporter(quiet=quiet, follow=follow) as reporter:
+                options = RunOptions(follow=follow, owner_timeout_s=owner_timeout_s, if_running=IfRunning(if_running))
+                Runner(settings, options, signals, reporter, outcomes, invocation.debug).run_all(loaded)
+    context.exit(outcomes.exit_code(asked, signals.received))
+
+
+@contextmanager
+def listening(signals: Signals) -> Iterator[None]:
+    """SIGINT and SIGTERM go to ``signals`` in the block; a signal that the parent had ignored (nohup) stays ignored."""
+    before = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
+    caught = [signum for signum, handler in before.items() if handler is not signal.SIG_IGN]
+    for signum in caught:
+        signal.signal(signum, signals.handle)
+    try:
+        yield
+    finally:
+        for signum in caught:
+            signal.signal(signum, before[signum])
+
+
+def _in_threads(functions: Sequence[Callable[[], None]]) -> None:
+    """Runs never run in the main thread: a signal handler must not meet a lock that its own thread holds."""
+    threads = [threading.Thread(target=function, name=f"etl-run-{n}") for n, function in enumerate(functions)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def _load(
+    references: Sequence[str], settings: Settings, outcomes: Outcomes, *, debug: bool
+) -> tuple[dict[int, Job], int]:
+    """Jobs by their place on the command line, and how many there are with those that could not be loaded."""
+    jobs: dict[int, Job] = {}
+    index = 0
+    for reference in references:
+        try:
+            for loaded in load_jobs(reference, settings.project_dir, Path.cwd()):
+                jobs[index] = loaded.job
+                index += 1
+        except ConfigurationError as error:
+            outcomes.add(index, Outcome(reference, report(error, debug=debug)))
+            index += 1
+    return jobs, index

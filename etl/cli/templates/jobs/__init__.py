@@ -1,0 +1,1 @@
+"""The jobs of this project: one module a job."""
