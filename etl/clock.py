@@ -33,13 +33,17 @@ class SystemClock:
     """The machine's own clock."""
 
     def monotonic_s(self) -> float:
+        """Seconds that only grow."""
         return time.monotonic()
 
     def now(self) -> datetime:
+        """Wall-clock time in UTC."""
         return datetime.now(UTC)
 
     def wait(self, event: Event, timeout_s: float) -> bool:
+        """Wait for an event."""
         return event.wait(timeout_s)
 
     def jitter(self) -> float:
+        """A random factor."""
         return random.uniform(0.5, 1.0)

@@ -31,4 +31,3 @@ class Operator(ABC):
 
     def close(self) -> None:
         """Release what the operator holds; called exactly once, also after errors."""
-        return None

@@ -173,7 +173,7 @@ class PreflightContext:
         connect: Opens a connection to its target database.
         target_is_store: Whether the target database is the store database.
         base_dir: Directory for relative paths.
-        unit_time_s: How long a unit of work may stay open: checkpoint interval + timeout. Server timeouts must exceed it.
+        unit_time_s: Longest time a unit may stay open: checkpoint interval + timeout; server timeouts exceed it.
     """
 
     uid: str
@@ -276,7 +276,6 @@ class Committer(ABC):
         Raises:
             StateError: Something is lost; says what, and that absence is never taken for success.
         """
-        return None
 
     @abstractmethod
     def commit(self, committable: Committable) -> None:
@@ -299,12 +298,10 @@ class Sink(ABC):
     @property
     def database(self) -> str | None:
         """Name of the configured database it writes to; None is the store database."""
-        return None
 
     @property
     def exclusive_target(self) -> str | None:
         """A name of the thing written to when only one sink of a job may write to it, else None."""
-        return None
 
     @property
     def monotone(self) -> bool:
@@ -317,7 +314,6 @@ class Sink(ABC):
 
     def prepare_target(self, context: PreflightContext) -> None:
         """Create what the declaration asks to be created (``create=True``). Called after preflight, idempotent."""
-        return None
 
     def describe(self) -> str:
         """One line for ``etl explain``."""
@@ -330,7 +326,6 @@ class Sink(ABC):
             FencedError: A newer run has been here.
             FenceBlockedError: Something of a former run is still open there; recovery runs again.
         """
-        return None
 
     @abstractmethod
     def create_writer(self, context: SinkContext) -> SinkWriter:

@@ -103,9 +103,7 @@ class DatabaseWriteAheadLog:
 
     def _require_open(self, checkpoint_id: int) -> None:
         if self._open_for != checkpoint_id:
-            raise InternalError(
-                f"the log of sink {self._uid} is open for checkpoint {self._open_for}, not {checkpoint_id}"
-            )
+            raise InternalError(f"log of sink {self._uid}: open for checkpoint {self._open_for}, not {checkpoint_id}")
 
     def seal(self, checkpoint_id: int) -> int:
         """See :meth:`etl.sink.WriteAheadLog.seal`."""
