@@ -45,7 +45,7 @@ _SECRETS = (
     # A URL's password reaches to the last @ of the word; or, where somebody left a space in it, to the next @.
     re.compile(r"(://[^:/@\s]*:)(?:\S*@|(?!\d{1,5}(?:[/?\s]|$))[^@\n]*@)"),
     re.compile(
-        r"(password\s*[=:]\s*)(?:'(?:[^'\\]|\\.)*(?:'|$)|\"(?:[^\"\\]|\\.)*(?:\"|$)|(?:[^\s&'\"\\]|\\.)+)", re.I
+        r"(password[\"']?\s*[=:]\s*)(?:'(?:[^'\\]|\\.)*(?:'|$)|\"(?:[^\"\\]|\\.)*(?:\"|$)|(?:[^\s&'\"\\]|\\.)+)", re.I
     ),
     # psycopg quotes the offending part of a URL, and that part can be the password.
     re.compile(r"((?:unexpected spaces found in|invalid percent-encoded token:) )\".*?\"(?=,|$|\s)", re.M),
@@ -141,8 +141,8 @@ class _Reader:
         self._file = file
         self._environ = environ
         known = self._known_keys("", content, ("store", "databases"))
-        self._store = self._table("store", known.get("store", {}))
-        self._databases = self._table("databases", known.get("databases", {}))
+        self._store = self._table("store", known.get("store", {})) or {}
+        self._databases = self._table("databases", known.get("databases", {})) or {}
 
     def store_url(self) -> str | None:
         if STORE_VARIABLE in self._environ:
@@ -157,8 +157,8 @@ class _Reader:
             key = f"databases.{name}"
             if not _DATABASE_NAME.fullmatch(name):
                 self._wrong(key, "not a database name", "use a-z, 0-9 and _, a letter first")
-            elif name not in found:
-                found[name] = self._from_table(key, self._table(key, value))
+            elif name not in found and (table := self._table(key, value)) is not None:
+                found[name] = self._from_table(key, table)
         return {name: url for name, url in found.items() if url is not None}
 
     def _from_table(self, key: str, table: Mapping[str, object]) -> str | None:
@@ -198,11 +198,11 @@ class _Reader:
             self._wrong(f"{prefix}.{name}".lstrip("."), "unknown key", f"known are {', '.join(known)}")
         return {name: value for name, value in table.items() if name in known}
 
-    def _table(self, key: str, value: object) -> Mapping[str, object]:
+    def _table(self, key: str, value: object) -> Mapping[str, object] | None:
         if isinstance(value, dict):
             return value
         self._wrong(key, f"is {_type_name(value)}, not a table", f"write [{key}]")
-        return {}
+        return None
 
     def _is_text(self, key: str, value: object) -> bool:
         if isinstance(value, str):
