@@ -318,9 +318,9 @@ def _is_row_wise(expression: pl.Expr, schema: Schema) -> bool:
 
 
 def _filter_stays(frame: pl.LazyFrame, expression: pl.Expr) -> bool:
-    named = expression.exclude(ANCHOR) if expression.meta.has_multiple_outputs() else expression.alias("v")
     try:
-        query = frame.select(pl.col(ANCHOR), named)
+        # the struct makes one column of expressions over several columns
+        query = frame.select(pl.col(ANCHOR), pl.struct(expression).alias("value"))
         return query.filter(pl.col(ANCHOR) > 0).explain().startswith("FILTER")
     except pl.exceptions.PolarsError:
         return False  # not a valid expression over these columns: reported, with its reason, by evaluate_empty

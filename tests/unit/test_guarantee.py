@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import pytest
+
+from etl.guarantee import Guarantee, classic_markdown, classic_table, guarantee_of, guarantees_of
+from etl.job import Job
+from etl.sink import CheckpointMode
+from tests.support.declarations import (
+    DeclaredSink,
+    DeclaredSource,
+    DirectSink,
+    IdempotentSink,
+    OneTimeSource,
+    TwoPhaseSink,
+    VersionedSink,
+)
+
+
+def guarantee(sink: DeclaredSink, mode: CheckpointMode = CheckpointMode.EXACTLY_ONCE) -> Guarantee:
+    job = Job("revenue")
+    job.read("orders", DeclaredSource()).write("out", sink)
+    return guarantees_of(job.graph(), mode)[0].guarantee
+
+
+@pytest.mark.parametrize(
+    ("sink", "expected"),
+    [
+        (DeclaredSink(), Guarantee.EXACTLY_ONCE),
+        (TwoPhaseSink(), Guarantee.EXACTLY_ONCE),
+        (VersionedSink(), Guarantee.EXACTLY_ONCE),
+        (IdempotentSink(), Guarantee.EFFECTIVELY_ONCE),
+        (DirectSink(), Guarantee.AT_LEAST_ONCE),
+    ],
+)
+def test_guarantee_depends_on_the_delivery(sink: DeclaredSink, expected: Guarantee) -> None:
+    assert guarantee(sink) is expected
+
+
+@pytest.mark.parametrize("mode", list(CheckpointMode))
+def test_guarantee_is_no_stronger_than_the_mode(mode: CheckpointMode) -> None:
+    assert guarantee(TwoPhaseSink(), mode) == str(mode)
+
+
+def test_guarantee_is_the_weakest_of_all_sources_upstream() -> None:
+    job = Job("revenue")
+    files, pipe = job.read("files", DeclaredSource()), job.read("pipe", OneTimeSource())
+    files.write("safe", TwoPhaseSink())
+    files.union(pipe).write("mixed", TwoPhaseSink())
+    safe, mixed = guarantees_of(job.graph(), CheckpointMode.EXACTLY_ONCE)
+    assert (safe.guarantee, mixed.guarantee) == (Guarantee.EXACTLY_ONCE, Guarantee.AT_MOST_ONCE)
+    assert mixed.reasons[0] == (
+        'source "pipe": the source cannot be read again: what was read before a failure is lost'
+    )
+
+
+@pytest.mark.parametrize(
+    ("sink", "expected"),
+    [
+        (TwoPhaseSink(), Guarantee.EXACTLY_ONCE),
+        (VersionedSink(), Guarantee.AT_LEAST_ONCE),
+        (DirectSink(), Guarantee.AT_LEAST_ONCE),
+    ],
+)
+def test_non_deterministic_function_weakens_sinks_that_show_rows_early(sink: DeclaredSink, expected: Guarantee) -> None:
+    job = Job("revenue")
+    job.read("orders", DeclaredSource()).map(lambda row: row, deterministic=False).write("out", sink)
+    graph = job.graph()
+    found = guarantee_of(graph, CheckpointMode.EXACTLY_ONCE, graph.sinks[0])
+    assert found.guarantee is expected
+    assert any(reason.startswith('"map-1" is not deterministic') for reason in found.reasons)
+
+
+def test_classic_table_is_the_table_of_stream_processing() -> None:
+    assert [(row.source, row.sink, str(row.guarantee)) for row in classic_table()] == [
+        ("cannot be replayed", "any sink", "at-most-once"),
+        ("replayable", "any sink that writes at once", "at-least-once"),
+        ("replayable", "idempotent (upsert by key)", "exactly-once in the end"),
+        ("replayable", "idempotent (upsert by key) with a version guard", "exactly-once"),
+        ("replayable", "write-ahead log, target without transactions", "at-least-once"),
+        ("replayable", "write-ahead log, rows and ledger in one transaction", "exactly-once"),
+        ("replayable", "two-phase commit", "exactly-once"),
+        ("replayable", "one transaction with the positions", "exactly-once"),
+    ]
+
+
+def test_classic_table_as_markdown_has_a_line_for_each_row() -> None:
+    lines = classic_markdown().splitlines()
+    assert lines[:2] == ["| source | sink | guarantee | because |", "|---|---|---|---|"]
+    assert len(lines) == 2 + len(classic_table())

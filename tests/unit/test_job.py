@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import polars as pl
+import pytest
+
+import etl
+from etl import CheckpointMode, CheckpointPolicy, ConfigurationError, Job, RestartPolicy
+from etl.job import find_jobs
+from tests.support.declarations import DeclaredSink, DeclaredSource, orders_job
+
+
+def problems(job: Job) -> list[str]:
+    with pytest.raises(ConfigurationError) as caught:
+        job.graph()
+    return [f"{finding.subject}: {finding.problem}" for finding in caught.value.findings]
+
+
+def complete(job: Job) -> Job:
+    job.read("orders", DeclaredSource()).write("paid", DeclaredSink())
+    return job
+
+
+def test_public_names_are_all_there() -> None:
+    assert [name for name in etl.__all__ if not hasattr(etl, name)] == []
+    assert set(etl.__all__) <= set(dir(etl))
+
+
+def test_unknown_public_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="module 'etl' has no attribute 'Pipeline'"):
+        _ = etl.Pipeline
+
+
+def test_import_of_etl_loads_neither_polars_nor_pyarrow() -> None:
+    code = "import etl, sys; print(sorted({'polars', 'pyarrow', 'psycopg', 'sqlalchemy'} & set(sys.modules)))"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
+
+
+def test_job_has_defaults() -> None:
+    job = Job("revenue")
+    assert job.mode is CheckpointMode.EXACTLY_ONCE
+    assert job.checkpoint == CheckpointPolicy(interval_s=10.0, rows=None, timeout_s=600.0, keep=10)
+    assert job.restart == RestartPolicy(attempts=10, delay_s=0.5, delay_max_s=30.0)
+    assert (job.schedule, job.owner_timeout_s) == (None, 30.0)
+
+
+def test_job_knows_the_file_that_made_it() -> None:
+    assert Job("revenue").module_file == Path(__file__)
+
+
+@pytest.mark.parametrize("name", ["revenue", "Umsatz täglich (EUR)", "x" * 200, "売上"])
+def test_job_accepts_any_printable_name(name: str) -> None:
+    assert complete(Job(name)).graph().sources[0].uid == "orders"
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("", "the name is empty"),
+        ("  ", "the name is empty"),
+        ("x" * 201, "the name has 201 characters"),
+        ("a\nb", "the name has control characters"),
+        ("a\0b", "the name has control characters"),
+    ],
+)
+def test_job_refuses_a_name(name: str, problem: str) -> None:
+    assert problems(complete(Job(name))) == [f"job {name!r}: {problem}"]
+
+
+@pytest.mark.parametrize(
+    "schedule", ["*/5 * * * *", "0 0 1,15 jan-mar mon", "1-59/2 0-23 * * 7", "5,10-20/5 * 31 12 0"]
+)
+def test_job_accepts_a_schedule(schedule: str) -> None:
+    assert len(complete(Job("revenue", schedule=schedule)).graph().nodes) == 2
+
+
+@pytest.mark.parametrize(
+    ("schedule", "problem"),
+    [
+        ("* * * *", '"* * * *" has 4 fields, cron has 5: minute, hour, day of the month, month, day of the week'),
+        ("60 * * * *", '"60" is no minute: numbers 0-59, *, a-b, /step and lists of them'),
+        ("* 5-3 * * *", '"5-3" is no hour: numbers 0-23, *, a-b, /step and lists of them'),
+        ("* * 0 * *", '"0" is no day of the month: numbers 1-31, *, a-b, /step and lists of them'),
+        ("* * * may,foo *", '"foo" is no month: numbers 1-12, *, a-b, /step and lists of them'),
+        ("*/0 * * * *", '"*/0" is no minute: numbers 0-59, *, a-b, /step and lists of them'),
+        ("5/10 * * * *", '"5/10" is no minute: numbers 0-59, *, a-b, /step and lists of them'),
+        ("1,,2 * * * *", '"" is no minute: numbers 0-59, *, a-b, /step and lists of them'),
+        ("* * * *\n*", "the schedule has more than one line"),
+        ("* * * * ٣", '"٣" is no day of the week: numbers 0-7, *, a-b, /step and lists of them'),
+    ],
+)
+def test_job_refuses_a_schedule(schedule: str, problem: str) -> None:
+    assert problems(complete(Job("revenue", schedule=schedule))) == [f"schedule: {problem}"]
+
+
+def test_job_reports_all_mistakes_at_once() -> None:
+    job = Job("", schedule="x", owner_timeout_s=float("nan"))
+    job.read("orders", DeclaredSource())
+    assert len(problems(job)) == 5
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"interval_s": 0.0}, {"rows": 0}, {"timeout_s": -1.0}, {"keep": 0}, {"interval_s": float("inf")}],
+)
+def test_checkpoint_policy_refuses_bounds(settings: dict[str, float]) -> None:
+    with pytest.raises(ConfigurationError, match=rf"checkpoint policy: 1 problem.*\n.*{next(iter(settings))}"):
+        CheckpointPolicy(**settings)  # type: ignore[arg-type]
+
+
+def test_restart_policy_refuses_a_bound_below_the_first_delay() -> None:
+    with pytest.raises(ConfigurationError, match=r"RestartPolicy\.delay_max_s: 1 is not a finite number of at least 2"):
+        RestartPolicy(delay_s=2, delay_max_s=1)
+
+
+def test_union_refuses_a_stream_of_another_job() -> None:
+    _, here = orders_job()
+    _, there = orders_job()
+    with pytest.raises(
+        ConfigurationError, match=r"union at .*test_job\.py:\d+: .* is not a stream of Job\('revenue'\)"
+    ):
+        here.union(there)
+
+
+def test_union_refuses_no_other_stream() -> None:
+    with pytest.raises(ConfigurationError, match="no other stream is given"):
+        orders_job()[1].union()
+
+
+def test_find_jobs_lists_each_job_once_in_order() -> None:
+    module = ModuleType("jobs")
+    vars(module).update(b=Job("second"), a=Job("first"), number=3)
+    vars(module).update(alias=module.b)
+    assert [job.name for job in find_jobs(module)] == ["second", "first"]
+
+
+def test_find_jobs_refuses_two_jobs_of_one_name() -> None:
+    module = ModuleType("jobs")
+    vars(module).update(a=Job("revenue"), b=Job("revenue"))
+    with pytest.raises(ConfigurationError, match='jobs has 2 jobs named "revenue"'):
+        find_jobs(module)
+
+
+def test_graph_can_be_computed_again() -> None:
+    job, orders = orders_job()
+    orders.filter(pl.col("id") > 1).write("paid", DeclaredSink())
+    assert [node.id for node in job.graph().nodes] == [node.id for node in job.graph().nodes]
