@@ -1,6 +1,6 @@
 """How transformations are carried out: batches in, batches out.
 
-:func:`operator_for` is the one entry; adding a family of transformations means adding a file that registers itself in
+:func:`operator_for` is the one entry; a new transformation needs an operator in a file of its family and a case in
 :mod:`etl.operators.dispatch`.
 """
 
