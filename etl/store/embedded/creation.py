@@ -13,7 +13,7 @@ from etl.store.embedded.account import Account
 from etl.store.embedded.binaries import Programs
 from etl.store.embedded.place import make_private
 
-ROLE = "etl"
+ROLE = "postgres"  # not "etl": a role named like our schema would have it first in its search_path
 _INCLUDE = "\ninclude = '../../server.conf'\n"
 
 
