@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Self
 
 from psycopg import sql
 
@@ -91,9 +90,8 @@ class EmbeddedServer:
         self._environ = os.environ if environ is None else environ
         self._use: int | None = None
 
-    def __enter__(self) -> Self:
-        self.acquire()
-        return self
+    def __enter__(self) -> str:
+        return self.acquire()
 
     def __exit__(self, *exception: object) -> None:
         self.release()
