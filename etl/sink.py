@@ -109,8 +109,8 @@ class Ledger(Protocol):
     def is_recorded(self, connection: Connection, committable: Committable) -> bool:
         """Whether the ledger row of exactly this unit (epoch included) is committed."""
 
-    def prune(self, connection: Connection, uid: str, checkpoint_id: int) -> None:
-        """Delete ledger rows of a sink that are old enough never to be asked for again; never the newest ones."""
+    def prune(self, connection: Connection, checkpoint_id: int) -> None:
+        """Delete ledger rows of this sink that are old enough never to be asked for again; never the newest ones."""
 
 
 class WriteAheadLog(Protocol):

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import distinct_on
 
 from etl.errors import FencedError
 from etl.sink import Committable
@@ -126,7 +127,7 @@ def _positions(connection: StoreConnection, lease: Lease) -> dict[str, dict[str,
     column = tables.position.c
     newest = (
         sa.select(column.uid, column.split_id, column.position)
-        .distinct(column.uid, column.split_id)
+        .ext(distinct_on(column.uid, column.split_id))
         .where(
             column.job_id == lease.job_id,
             column.incarnation == lease.incarnation,

@@ -81,7 +81,7 @@ class DatabaseLedger:
         ).fetchone()
         return row is not None
 
-    def prune(self, connection: Connection, uid: str, checkpoint_id: int) -> None:
+    def prune(self, connection: Connection, checkpoint_id: int) -> None:
         """See :meth:`etl.sink.Ledger.prune`."""
         connection.execute(
             "DELETE FROM etl.commit_ledger WHERE job_id = %s AND incarnation = %s AND sink_id = %s"
