@@ -119,7 +119,7 @@ class Coordinator:
         self._pending: PendingCheckpoint | None = None
         self._due_s = clock.monotonic_s() + policy.interval_s
         self._dry: set[str] = set()
-        self._asked_for_rows = False
+        self._asked: set[str] = set()
         self._stopping = False
         self._stop_by_s = math.inf
         self._finishing = False
@@ -159,7 +159,7 @@ class Coordinator:
             case UnitStaged():
                 self._staged(message)
             case CheckpointRequested():
-                self._asked_for_rows = True
+                self._asked.add(message.uid)
             case SourceDry():
                 self._dry.add(message.uid)
             case StopRequested():
@@ -202,7 +202,7 @@ class Coordinator:
                 self._trigger(Trigger.STOP if self._stopping else Trigger.END_OF_INPUT)
             else:
                 self._finish()
-        elif self._asked_for_rows:
+        elif self._asked:
             self._trigger(Trigger.ROWS)
         elif self._clock.monotonic_s() >= self._due_s:
             if moved:
@@ -212,7 +212,6 @@ class Coordinator:
 
     def _trigger(self, trigger: Trigger) -> None:
         checkpoint_id = self._last_id + 1
-        self._asked_for_rows = False
         self._pending = PendingCheckpoint(
             checkpoint_id, trigger, self._clock.monotonic_s(), set(self._sources), set(self._committers)
         )
@@ -236,6 +235,7 @@ class Coordinator:
     def _snapshotted(self, message: PositionsSnapshotted) -> None:
         pending = self._expect(message.checkpoint_id, message.uid)
         pending.sources_awaited.discard(message.uid)
+        self._asked.discard(message.uid)
         pending.positions[message.uid] = message.positions
         pending.rows_read += message.rows
         if self._at_most_once and not pending.sources_awaited:

@@ -57,8 +57,12 @@ class Subtask(ABC):
                 self._close()
         except ChannelClosedError:
             return
-        except BaseException as error:  # noqa: BLE001 - everything is handed to the coordinator, which raises it
+        except Exception as error:  # noqa: BLE001 - everything is handed to the coordinator, which raises it
             self._report(Failed(error))
+        except BaseException as error:  # noqa: BLE001 - a panic of native code, or sys.exit() in a user's function
+            failure = InternalError(f"{type(error).__name__}: {error}")
+            failure.__cause__ = error
+            self._report(Failed(failure))
         else:
             self._report(SubtaskEnded(self.uid))
 

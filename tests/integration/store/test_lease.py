@@ -126,7 +126,8 @@ def test_terminate_ends_only_older_sessions_of_the_same_job(store: Database, riv
     sessions = [store.connect(name) for name in names]
     assert leases.terminate_sessions(rival.driver, "aa", below_epoch=2) == 1
     left = rival.driver.execute(
-        "SELECT application_name FROM pg_stat_activity WHERE application_name LIKE 'etl:a%%' AND datname = current_database()"
+        "SELECT application_name FROM pg_stat_activity"
+        " WHERE application_name LIKE 'etl:a%%' AND datname = current_database()"
         " ORDER BY 1"
     ).fetchall()
     assert [name for (name,) in left] == sorted(names[1:])

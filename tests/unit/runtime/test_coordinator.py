@@ -225,3 +225,9 @@ def test_coordinator_records_the_position_before_the_barrier_flows_in_at_most_on
         ("visible", 5, {"two": 2, "plain": 2}),
         Finish(),
     ]
+
+
+def test_coordinator_forgets_a_request_that_a_barrier_has_met() -> None:
+    script = [None, CheckpointRequested("src"), snapshotted(5), staged("two", 5), staged("plain", 5), SourceDry("src")]
+    log = World([*script, *ENDED], policy=CheckpointPolicy(interval_s=3), step_s=1.0).run()
+    assert [entry for entry in log if isinstance(entry, TakeSnapshot)] == [TakeSnapshot(5)]
