@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import date
-from itertools import product
 from typing import Any
 
 import polars as pl
@@ -19,7 +18,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from etl.schema import Field, PostgresType
-from etl.sources.csv_blocks import as_one_value
 from etl.sources.csv_values import FALSE_SPELLINGS, TRUE_SPELLINGS, Converter, converter_of, varchar_limit
 from etl.sources.local_time import LocalTimeError, LocalTimes
 
@@ -41,13 +39,11 @@ class ColumnBlock:
 
     Attributes:
         values: What Arrow read, in the type that was asked for.
-        block: The bytes of the whole block.
-        text: Reads the column again, as text.
+        reread: Reads the column again as another Arrow type; None when Arrow refuses a value.
     """
 
     values: Any
-    block: bytes
-    text: Callable[[], Any]
+    reread: Callable[[pa.DataType], Any]
 
 
 Check = Callable[[ColumnBlock], Any]
@@ -61,12 +57,14 @@ class Column:
     Attributes:
         field: Its name and declared type.
         read_as: The Arrow type to ask Arrow's CSV reader for.
+        read_near_x: The same for blocks in which the letter x stands anywhere.
         check: Accepts what Arrow read, or gives it up.
         convert: The rules, for one value.
     """
 
     field: Field
     read_as: pa.DataType
+    read_near_x: pa.DataType
     check: Check
     convert: Converter
 
@@ -74,7 +72,8 @@ class Column:
     def of(cls, field: Field, zone: LocalTimes | None) -> Column:
         """The way to read a column of this type."""
         read_as, check = _vectorised(field.type, zone)
-        return cls(field, read_as, check, converter_of(field.type, zone))
+        read_near_x = pa.string() if pa.types.is_integer(read_as) else read_as
+        return cls(field, read_as, read_near_x, check, converter_of(field.type, zone))
 
     def convert_all(self, text: Any) -> Any:
         """Convert texts one by one; raises :class:`InvalidValueError` at the first bad one."""
@@ -83,17 +82,15 @@ class Column:
         return pa.array(values, self.field.type.arrow)
 
 
-def bool_spellings(spellings: tuple[str, ...]) -> list[str]:
-    """Every mixture of upper and lower case, because Arrow compares exactly."""
-    return [
-        "".join(letters)
-        for word in spellings
-        for letters in sorted(set(product(*zip(word.lower(), word.upper(), strict=True))))
-    ]
+def _usual(spellings: tuple[str, ...]) -> list[str]:
+    # Arrow compares exactly; each further spelling slows it down, so the rare ones are left to the rules.
+    whole = [word for word in spellings if word in _USUAL_BOOLEANS]
+    return sorted({form for word in whole for form in (word, word.upper(), word.title())})
 
 
-TRUE_TEXTS = bool_spellings(TRUE_SPELLINGS)
-FALSE_TEXTS = bool_spellings(FALSE_SPELLINGS)
+_USUAL_BOOLEANS = frozenset({"t", "true", "yes", "y", "on", "1", "f", "false", "no", "n", "off", "0"})
+TRUE_TEXTS = _usual(TRUE_SPELLINGS)
+FALSE_TEXTS = _usual(FALSE_SPELLINGS)
 
 
 def _vectorised(type_: PostgresType, zone: LocalTimes | None) -> tuple[pa.DataType, Check]:
@@ -117,18 +114,21 @@ def _one_by_one(_column: ColumnBlock) -> Any:
     return None
 
 
-def _integers(column: ColumnBlock) -> Any:
-    if not _contains(column.block, b"0x") and not _contains(column.block, b"0X"):
-        return column.values
-    return None if _any(pc.match_substring_regex(column.text(), "[xX]")) else column.values
+def _integers(width: pa.DataType) -> Check:
+    """Arrow takes hexadecimal numbers for integers, so with an x near the texts are looked at first."""
 
+    def check(column: ColumnBlock) -> Any:
+        if not pa.types.is_string(column.values.type):
+            return column.values
+        octets = column.values.buffers()[2]
+        if octets is not None and any(letter in octets.to_pybytes() for letter in (b"x", b"X")):
+            return None
+        try:
+            return column.values.cast(width)
+        except pa.ArrowInvalid:
+            return column.reread(width)  # this one knows blanks around numbers
 
-def _contains(block: bytes, pattern: bytes) -> bool:
-    # The search for one byte is many times faster than any for two, and mostly enough.
-    if pattern[-1:] not in block:
-        return False
-    column: Any = pl.from_arrow(as_one_value(block))
-    return bool(column.to_frame("block").select(pl.col("block").bin.contains(pattern)).item())
+    return check
 
 
 def _floats(column: ColumnBlock) -> Any:
@@ -136,7 +136,9 @@ def _floats(column: ColumnBlock) -> Any:
     special, zero = pc.invert(pc.is_finite(values)), pc.equal(values, 0)
     if not _any(special) and not _any(zero):
         return values
-    text = column.text()
+    text = column.reread(pa.string())
+    if text is None:
+        return None
     specials = pc.match_substring_regex(text.filter(special), _SPECIAL_FLOAT)
     zeros = pc.match_substring_regex(text.filter(zero), _ZERO)
     return values if _all(specials) and _all(zeros) else None
@@ -207,9 +209,9 @@ def _all(flags: Any) -> bool:
 
 
 _CHECKS: dict[str, Check] = {
-    "int2": _integers,
-    "int4": _integers,
-    "int8": _integers,
+    "int2": _integers(pa.int16()),
+    "int4": _integers(pa.int32()),
+    "int8": _integers(pa.int64()),
     "float4": _floats,
     "float8": _floats,
     "numeric": _decimals,
