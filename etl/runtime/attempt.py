@@ -14,7 +14,7 @@ from etl.operators import operator_for
 from etl.runtime import recovery
 from etl.runtime.channel import Channel, InputGate
 from etl.runtime.coordinator import Coordinator, Outlets, SourceHandle
-from etl.runtime.executor import ThreadExecutor
+from etl.runtime.executor import SHUTDOWN_TIMEOUT_S, STOPPING_TIMEOUT_S, ThreadExecutor
 from etl.runtime.keeper import LeaseKeeper
 from etl.runtime.message import Failed, Message, StopRequested
 from etl.runtime.monitor import RunMonitor
@@ -264,7 +264,8 @@ class Attempt:
         coordinator.run()
 
     def _shut_down(self, executor: ThreadExecutor) -> None:
-        stuck = executor.shut_down()
+        stopping = self._environment.stop.requested
+        stuck = executor.shut_down(STOPPING_TIMEOUT_S if stopping else SHUTDOWN_TIMEOUT_S)
         if stuck:
             self._environment.warn(f"subtask(s) {', '.join(stuck)} did not end in time; their sessions are fenced out")
 

@@ -11,6 +11,10 @@ from etl.runtime.message import Finish
 from etl.runtime.subtask import SourceSubtask, Subtask
 
 SHUTDOWN_TIMEOUT_S = 10.0
+"""How long the threads of a failed attempt may take to end before the next attempt begins without them."""
+
+STOPPING_TIMEOUT_S = 1.0
+"""The same when the user waits for the process to end."""
 
 
 class ThreadExecutor:
@@ -32,14 +36,14 @@ class ThreadExecutor:
         for thread in self._threads:
             thread.start()
 
-    def shut_down(self) -> list[str]:
+    def shut_down(self, timeout_s: float) -> list[str]:
         """Wake and join all threads; returns the names of those that did not end in time."""
         for gate in self._gates:
             gate.close()
         for subtask in self._subtasks:
             if isinstance(subtask, SourceSubtask):
                 subtask.command(Finish())
-        deadline_s = time.monotonic() + SHUTDOWN_TIMEOUT_S
+        deadline_s = time.monotonic() + timeout_s
         for thread in self._threads:
             if thread.ident is not None:
                 thread.join(max(0.0, deadline_s - time.monotonic()))
