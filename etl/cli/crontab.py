@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from etl.cli.connecting import load_settings_for
-from etl.cli.loading import LoadedJob, load_jobs, project_modules
+from etl.cli.loading import LoadedJob, load_jobs, load_module_jobs, project_modules, shared_names
 from etl.cli.output import write_line, write_out
 from etl.errors import ConfigurationError, Finding
 from etl.schedule import schedule_problem
@@ -83,14 +83,17 @@ def etl_command() -> list[str]:
 
 
 def _load(references: Sequence[str], project_dir: Path) -> list[LoadedJob]:
-    texts = references or [str(path) for path in project_modules(project_dir)]
     findings: list[Finding] = []
     loaded: list[LoadedJob] = []
-    for text in texts:
+    for text in references or [str(path) for path in project_modules(project_dir)]:
         try:
-            loaded += load_jobs(text, project_dir, Path.cwd(), jobless=not references)
+            if references:
+                loaded += load_jobs(text, project_dir, Path.cwd())
+            else:
+                loaded += load_module_jobs(Path(text), project_dir)
         except ConfigurationError as error:
             findings.append(Finding(text, str(error), "repair the job first"))
+    findings += [Finding(reference, problem, "then print again") for reference, problem in shared_names(loaded).items()]
     if findings:
         raise ConfigurationError.from_findings("no crontab was printed", findings)
     return loaded

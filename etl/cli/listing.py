@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import click
 
 from etl.cli.connecting import load_settings
-from etl.cli.loading import JOBS_DIR, LoadedJob, load_jobs, project_modules
+from etl.cli.loading import JOBS_DIR, LoadedJob, load_module_jobs, project_modules, shared_names
 from etl.cli.output import error_lines, format_table, write_json, write_line, write_out
 from etl.errors import ConfigurationError
 from etl.settings import Settings
@@ -45,7 +46,7 @@ def list_jobs(context: click.Context, path: Path | None, as_json: bool) -> None:
     The exit code is 2 when a module could not be imported.
     """
     settings = load_settings(_start(path))
-    entries = [entry for module in _modules(settings, path) for entry in entries_of(module, settings.project_dir)]
+    entries = entries_of(_modules(settings, path), settings.project_dir)
     if as_json:
         write_json([asdict(entry) for entry in entries], indent=2)
     else:
@@ -54,26 +55,33 @@ def list_jobs(context: click.Context, path: Path | None, as_json: bool) -> None:
         context.exit(ConfigurationError.exit_code)
 
 
-def entries_of(module: Path, project_dir: Path) -> list[JobEntry]:
-    """The jobs of one file, or the one entry that says why there are none. A helper module has no entries."""
-    try:
-        return [_entry(loaded) for loaded in load_jobs(str(module), project_dir, project_dir, jobless=True)]
-    except ConfigurationError as error:
-        name = ".".join(module.relative_to(project_dir).with_suffix("").parts)
-        return [JobEntry(None, name, error="; ".join(line.strip() for line in error_lines(error)))]
+def entries_of(modules: Sequence[Path], project_dir: Path) -> list[JobEntry]:
+    """The jobs of some files, and an entry for each file that cannot be imported."""
+    loaded: list[LoadedJob] = []
+    failed: list[JobEntry] = []
+    for module in modules:
+        try:
+            loaded += load_module_jobs(module, project_dir)
+        except ConfigurationError as error:
+            name = ".".join(module.relative_to(project_dir).with_suffix("").parts)
+            failed.append(JobEntry(None, name, error=_joined(error)))
+    problems = shared_names(loaded)
+    return [*(_entry(each, problems.get(each.reference)) for each in loaded), *failed]
 
 
-def _entry(loaded: LoadedJob) -> JobEntry:
+def _joined(error: ConfigurationError) -> str:
+    return "; ".join(line.strip() for line in error_lines(error))
+
+
+def _entry(loaded: LoadedJob, problem: str | None) -> JobEntry:
     job = loaded.job
     schedule = str(job.schedule) if job.schedule else None
     try:
         graph = job.graph()
     except ConfigurationError as error:
-        return JobEntry(
-            job.name, loaded.reference, schedule, error="; ".join(line.strip() for line in error_lines(error))
-        )
+        return JobEntry(job.name, loaded.reference, schedule, error=_joined(error))
     sources = tuple(node.uid for node in graph.sources)
-    return JobEntry(job.name, loaded.reference, schedule, sources, tuple(node.uid for node in graph.sinks))
+    return JobEntry(job.name, loaded.reference, schedule, sources, tuple(node.uid for node in graph.sinks), problem)
 
 
 def _start(path: Path | None) -> Path:

@@ -92,6 +92,30 @@ def load_jobs(text: str, project_dir: Path, cwd: Path, *, jobless: bool = False)
     return [LoadedJob(job, _reference_to(module, name, job, len(jobs))) for job in jobs]
 
 
+def load_module_jobs(module: Path, project_dir: Path) -> list[LoadedJob]:
+    """The jobs that a file of the project declares itself; none when it only holds what others share.
+
+    Raises:
+        ConfigurationError: The module fails; names file and line.
+    """
+    others = {path.resolve() for path in project_modules(project_dir)} - {module.resolve()}
+    loaded = load_jobs(str(module), project_dir, project_dir, jobless=True)
+    return [each for each in loaded if each.job.module_file.resolve() not in others]
+
+
+def shared_names(loaded: Sequence[LoadedJob]) -> dict[str, str]:
+    """What is wrong with jobs whose name an earlier one has already, by their reference."""
+    first: dict[str, str] = {}
+    problems: dict[str, str] = {}
+    for each in loaded:
+        owner = first.setdefault(each.job.name, each.reference)
+        if owner != each.reference:
+            problems[each.reference] = (
+                f'the name "{each.job.name}" is taken by {owner}; both would share positions, rename one'
+            )
+    return problems
+
+
 def project_modules(project_dir: Path) -> list[Path]:
     """The Python files of the project's ``jobs`` directory, ordered by path; private ones are left out."""
     directory = project_dir / JOBS_DIR
@@ -144,6 +168,7 @@ def _module_name(file: Path, project_dir: Path) -> str | None:
 def _import_module(name: str, project_dir: Path) -> ModuleType:
     for file in _files_of(name, project_dir):
         _refuse_if_world_writable(file)
+    _declare_packages(name, project_dir)
     with _importable(project_dir), _user_code(project_dir, name):
         module = importlib.import_module(name)
     _refuse_foreign(module, name, project_dir)
@@ -168,6 +193,23 @@ def _import_file(file: Path, project_dir: Path) -> ModuleType:
         del sys.modules[name]
         raise
     return module
+
+
+def _declare_packages(name: str, project_dir: Path) -> None:
+    """Make the project's directories without ``__init__.py`` packages of this process.
+
+    Left to the import system they would be namespace packages: any regular package of that name anywhere on the path
+    would win over them, and they would be empty as soon as the project has left the path again.
+    """
+    parts = name.split(".")[:-1]
+    for depth in range(1, len(parts) + 1):
+        package = ".".join(parts[:depth])
+        directory = project_dir.joinpath(*parts[:depth])
+        if package in sys.modules or (directory / "__init__.py").exists() or not directory.is_dir():
+            continue
+        module = ModuleType(package)
+        module.__path__ = [str(directory)]
+        sys.modules[package] = module
 
 
 def _files_of(name: str, project_dir: Path) -> list[Path]:

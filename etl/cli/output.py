@@ -37,19 +37,26 @@ class OutputClosedError(Exception):
     """Nobody reads our stdout any more (``etl list | head -1``)."""
 
 
+class OutputFailedError(EtlError):
+    """What was asked for could not be printed (disk full)."""
+
+
 def write_out(text: str) -> None:
     """Print a result on stdout, through to the operating system.
 
     Raises:
         OutputClosedError: The reader has gone away.
+        OutputFailedError: The text could not be written.
     """
     try:
         click.echo(text)
         sys.stdout.flush()
-    except BrokenPipeError as error:
-        # The interpreter flushes stdout once more at exit; let that go nowhere instead of failing.
+    except OSError as error:
+        # The interpreter flushes stdout once more at exit; let that go nowhere instead of failing again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise OutputClosedError("stdout was closed by its reader") from error
+        if isinstance(error, BrokenPipeError):
+            raise OutputClosedError("stdout was closed by its reader") from error
+        raise OutputFailedError(f"stdout cannot be written: {error.strerror}") from error
 
 
 def write_json(value: Mapping[str, Any] | Sequence[Any], *, indent: int | None = None) -> None:

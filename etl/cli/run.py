@@ -16,9 +16,9 @@ from types import FrameType
 import click
 
 from etl.cli.connecting import Store, load_settings_for, open_store, target_databases
-from etl.cli.loading import load_jobs
+from etl.cli.loading import LoadedJob, load_jobs
 from etl.cli.main import Invocation
-from etl.cli.output import OutputClosedError, exit_code_of, report, write_line, write_out
+from etl.cli.output import OutputClosedError, OutputFailedError, exit_code_of, report, write_line, write_out
 from etl.cli.progress import Reporter, choose_reporter, summary_line
 from etl.errors import AlreadyRunningError, ConfigurationError, EtlError, InternalError
 from etl.job import Job
@@ -37,7 +37,7 @@ class Outcome:
     Attributes:
         job: Its name, or what was typed when it could not be loaded.
         exit_code: As documented; 0 when everything read is visible.
-        status: As in the summary.
+        status: As in the summary; of a run that never began ``failed``, ``already-running`` or ``skipped``.
         summary: The summary object as a line of JSON, None when the run never began.
     """
 
@@ -77,7 +77,7 @@ class Outcomes:
             if self._as_json and self._unprinted is None:
                 try:
                     write_out(outcome.to_json())
-                except (OutputClosedError, OSError) as error:
+                except (OutputClosedError, OutputFailedError) as error:
                     self._unprinted = error
 
     def add_missing(self, index: int, outcome: Outcome) -> None:
@@ -225,7 +225,8 @@ class Runner:
         if isinstance(error, AlreadyRunningError) and self.options.if_running is IfRunning.SKIP:
             self.reporter.say(f"{job.name}: skipped: {error}")
             return Outcome(job.name, 0, "skipped")
-        return Outcome(job.name, report(error, debug=self.debug, subject=job.name))
+        status = "already-running" if isinstance(error, AlreadyRunningError) else "failed"
+        return Outcome(job.name, report(error, debug=self.debug, subject=job.name), status)
 
 
 @click.command()
@@ -311,9 +312,17 @@ def _load(
     for reference in references:
         try:
             for loaded in load_jobs(reference, settings.project_dir, Path.cwd()):
+                _refuse_shared_name(loaded, jobs)
                 jobs[index] = loaded.job
                 index += 1
         except ConfigurationError as error:
             outcomes.add(index, Outcome(reference, report(error, debug=debug)))
             index += 1
     return jobs, index
+
+
+def _refuse_shared_name(loaded: LoadedJob, jobs: Mapping[int, Job]) -> None:
+    if any(job.name == loaded.job.name for job in jobs.values()):
+        raise ConfigurationError(
+            f'{loaded.reference}: a job named "{loaded.job.name}" was given before; each job once, under its own name'
+        )

@@ -17,13 +17,17 @@ TWO_JOBS = 'from etl import Job\nfirst = Job("a")\nsecond = Job("b")\n'
 
 @pytest.fixture
 def project(tmp_path: Path) -> Iterator[Path]:
-    """A project directory whose package has a name of its own, so that no other test's modules are met."""
-    before = set(sys.modules)
+    """A project directory; modules of that name which other tests have imported are out of the way meanwhile."""
+    hidden = {name: sys.modules.pop(name) for name in list(sys.modules) if _is_job_module(name)}
     (tmp_path / "jobs").mkdir()
     yield tmp_path
-    for name in set(sys.modules) - before:
-        if name.split(".")[0] == "jobs" or name.startswith("etl_job_"):
-            del sys.modules[name]
+    for name in [name for name in sys.modules if _is_job_module(name)]:
+        del sys.modules[name]
+    sys.modules.update(hidden)
+
+
+def _is_job_module(name: str) -> bool:
+    return name.split(".")[0] == "jobs" or name.startswith("etl_job_")
 
 
 def write(project: Path, name: str, text: str) -> Path:
@@ -46,10 +50,28 @@ def test_load_jobs_finds_the_same_job_by_every_name(project: Path, text: str) ->
     assert loaded.reference == "jobs.orders"
 
 
-def test_load_jobs_works_without_init_file(project: Path) -> None:
+def test_load_jobs_works_without_init_file_beside_an_installed_package_of_that_name(
+    project: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed = tmp_path_factory.mktemp("installed")
+    write(installed, "jobs/__init__.py", "raise AssertionError")
+    monkeypatch.syspath_prepend(installed)
     write(project, "jobs/orders.py", ONE_JOB)
 
     assert [loaded.reference for loaded in load_jobs("jobs.orders", project, cwd=project)] == ["jobs.orders"]
+
+
+def test_functions_of_a_job_can_import_helpers_when_they_run(project: Path) -> None:
+    write(project, "jobs/team/helper.py", "VALUE = 7\n")
+    write(
+        project,
+        "jobs/team/orders.py",
+        f"{ONE_JOB}def value():\n    from jobs.team.helper import VALUE\n    return VALUE\n",
+    )
+
+    load_jobs("jobs.team.orders", project, cwd=project)
+
+    assert sys.modules["jobs.team.orders"].value() == 7
 
 
 def test_load_jobs_returns_all_jobs_of_a_module_with_references_that_tell_them_apart(project: Path) -> None:
