@@ -164,16 +164,14 @@ class Cluster:
         """End the server and its sessions, prepared transactions stay; nothing happens when it is not running."""
         if not self.has_processes():
             return
+        failure = None
         if self._postmaster_lives():
             failure = self._programs.run("pg_ctl", "-D", self.data, "-m", "fast", "-W", "stop")
-        else:
-            failure = None
-            kill_orphans(self.data, self._account)
         deadline = time.monotonic() + _STOP_TIMEOUT_S
         while self.has_processes():
             if time.monotonic() > deadline:
                 raise DatabaseUnreachableError(f"the embedded server does not stop: {failure or f'see {self.log}'}")
-            time.sleep(_POLL_INTERVAL_S)
+            self._wait_for_processes()
 
     def _wait_for_processes(self) -> None:
         """Wait a moment for processes that hold the data directory: a server that starts or stops, or orphans."""
@@ -186,7 +184,8 @@ class Cluster:
         """Start while no process of an earlier server is left, which is what holding the lock means."""
         if self.version() is None:
             create_password(self._password)
-            create_data(self.data, self._password.read_text(encoding="ascii"), self._account, self._programs)
+            password = self._password.read_text(encoding="ascii")
+            create_data(self.data, password, self._account, self._programs, settings)
         self._check_version()
         sockets = self._forget_former_server()
         self._rotate_log()

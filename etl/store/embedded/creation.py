@@ -6,6 +6,7 @@ import os
 import pwd
 import secrets
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 from etl.errors import ConfigurationError
@@ -27,8 +28,10 @@ def create_password(file: Path) -> None:
     making.replace(file)
 
 
-def create_data(data: Path, password: str, account: Account, programs: Programs) -> None:
+def create_data(data: Path, password: str, account: Account, programs: Programs, settings: Mapping[str, str]) -> None:
     """Run ``initdb`` beside ``data`` and move the result there: a kill leaves no half-made data directory.
+
+    With a setting ``fsync = off`` the new files are not forced to disk either.
 
     Raises:
         ConfigurationError: The account cannot own one, or ``initdb`` failed.
@@ -41,7 +44,7 @@ def create_data(data: Path, password: str, account: Account, programs: Programs)
     making, password_file = directory / ".init-data", directory / ".init-password"
     _write_private(password_file, password)
     account.own(password_file)
-    failure = programs.run("initdb", "-D", making, "--pwfile", password_file, *_options(programs.major))
+    failure = programs.run("initdb", "-D", making, "--pwfile", password_file, *_options(programs.major, settings))
     password_file.unlink()
     if failure is not None:
         raise ConfigurationError(failure)
@@ -50,8 +53,10 @@ def create_data(data: Path, password: str, account: Account, programs: Programs)
     making.rename(data)
 
 
-def _options(major: int) -> list[str]:
+def _options(major: int, settings: Mapping[str, str]) -> list[str]:
     options = ["-U", ROLE, "-E", "UTF8", "--locale=C", "--auth=scram-sha-256", "--data-checksums"]
+    if settings.get("fsync") == "off":
+        options += ["--no-sync"]
     if major >= 16:
         # The password is random and long: iterating its hash would add milliseconds to each connection, not safety.
         options += ["--set", "scram_iterations=1"]
