@@ -104,7 +104,7 @@ class Diagnosis:
             cure = "quote values that contain commas"
         where = f"{place.split}:{record.fields[0].line} byte {place.offset + record.start}"
         return RecordError(
-            f"{where}: the record has {count} fields, the header has {wanted}: {detail}; {cure}",
+            f"{where}: the record has {count} field(s), the header has {wanted}: {detail}; {cure}",
             uid=place.uid,
             split=place.split,
         )
