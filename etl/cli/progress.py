@@ -172,6 +172,7 @@ class BarReporter(Reporter):
         with self._lock:
             _, task = self._tasks.pop(job)
             self._progress.remove_task(task)
+        self._progress.refresh()
 
     def say(self, line: str) -> None:
         """Print above the bars."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -27,6 +28,7 @@ _POSITIONS = """
     SELECT uid, split, position, checkpoint FROM etl.positions WHERE job = %(job)s ORDER BY uid, split
 """
 
+_POSITION_VALUE_LENGTH_MAX = 32
 _HEADERS = ("JOB", "STATE", "CHECKPOINT", "COMPLETED AT", "LAST RUN", "ROWS READ", "ROWS WRITTEN")
 
 
@@ -80,7 +82,9 @@ def _print_one(row: Mapping[str, Any], positions: Sequence[Mapping[str, Any]], a
         return
     lines = [format_table(("FIELD", "VALUE"), [(name, _shown(value)) for name, value in row.items()])]
     if positions:
-        cells = [tuple(position.values()) for position in positions]
+        cells = [
+            (each["uid"], each["split"], _short_position(each["position"]), each["checkpoint"]) for each in positions
+        ]
         lines.append(format_table(("SOURCE", "SPLIT", "POSITION", "CHECKPOINT"), cells, numeric=("CHECKPOINT",)))
     write_out("\n\n".join(lines))
 
@@ -102,6 +106,16 @@ def _cells(row: Mapping[str, Any]) -> tuple[object, ...]:
         row["rows_read"],
         written,
     )
+
+
+def _short_position(position: Mapping[str, Any]) -> str:
+    """A position in one line, its hashes by their first digits; ``--json`` has them in full."""
+    return ", ".join(f"{name} {_abbreviated(value)}" for name, value in position.items())
+
+
+def _abbreviated(value: object) -> str:
+    text = value if isinstance(value, str) else json.dumps(value)
+    return text if len(text) <= _POSITION_VALUE_LENGTH_MAX else f"{text[:8]}…"
 
 
 def _shown(value: object) -> object:

@@ -48,7 +48,7 @@ def test_status_of_a_job_shows_its_positions(used: Project) -> None:
     document = json.loads(used.etl("status", "good", "--json").stdout)
 
     assert "table: 25" in shown
-    assert shown.splitlines()[-1].split(maxsplit=2) == ["numbers", "all", "{'next': 25}           1"]
+    assert shown.splitlines()[-1].split() == ["numbers", "all", "next", "25", "1"]
     assert (document["job"], document["checkpoint"], document["running"]) == ("good", 1, False)
     assert document["rows_written"] == {"table": 25}
     assert document["positions"] == [{"uid": "numbers", "split": "all", "position": {"next": 25}, "checkpoint": 1}]
