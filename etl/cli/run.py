@@ -30,6 +30,10 @@ from etl.settings import Settings
 from etl.store.database import Database
 
 
+STOP_LIMIT_S = 9.5
+"""A process that was asked to stop ends within this time, whatever hangs."""
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """What came of one job.
@@ -137,8 +141,14 @@ class Signals:
         name = signal.Signals(signum).name
         # Not through a buffered stream: the signal may have come in the middle of a write to it.
         os.write(2, f"{name}: stopping after a final checkpoint; once more stops at once\n".encode())
+        signal.setitimer(signal.ITIMER_REAL, STOP_LIMIT_S)
         for stop in self._stops:
             stop.request(signum)
+
+    def give_up(self, _signum: int, _frame: FrameType | None) -> None:
+        """Something hangs, a lock in the database perhaps: end as the second signal would."""
+        os.write(2, f"not stopped within {STOP_LIMIT_S:g} s: ending at once; the next run settles what is left\n".encode())
+        os._exit(128 + (self.received or signal.SIGTERM))
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,9 +297,12 @@ def listening(signals: Signals) -> Iterator[None]:
     caught = [signum for signum, handler in before.items() if handler is not signal.SIG_IGN]
     for signum in caught:
         signal.signal(signum, signals.handle)
+    alarm_before = signal.signal(signal.SIGALRM, signals.give_up)
     try:
         yield
     finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, alarm_before)
         for signum in caught:
             signal.signal(signum, before[signum])
 

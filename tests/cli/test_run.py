@@ -200,6 +200,18 @@ def test_second_signal_ends_the_process_at_once(stored: Project, store_url: str,
     assert rows(store_url, "numbers") == list(range(25))
 
 
+def test_one_signal_ends_the_process_within_ten_seconds_when_the_final_checkpoint_hangs(
+    stored: Project, store_url: str, tmp_path: Path
+) -> None:
+    with following(stored, tmp_path / "written") as process, psycopg.connect(store_url) as blocker:
+        blocker.execute("LOCK TABLE etl.checkpoint IN ACCESS EXCLUSIVE MODE")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 143
+
+    assert stored.etl("run", "jobs.numbers").returncode == 0
+    assert rows(store_url, "numbers") == list(range(25))
+
+
 @pytest.mark.parametrize(
     ("options", "code", "status"),
     [
