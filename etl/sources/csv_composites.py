@@ -12,6 +12,7 @@ from etl.sources.csv_invalid import InvalidValueError
 _JSON_DIGITS_MAX = 16_000  # jsonb holds numbers as numeric, whose limits lie a little above
 _EXPONENT_MAX = 16_000
 _FLOAT = re.compile(r"-?[0-9]+(?:\.[0-9]+)?(?:[eE]([+-]?[0-9]+))?")
+_SPACES = " \t\n\r\v\f"
 _ARRAY_SPACE = r"[ \t\n\r\v\f]*+"
 _ELEMENT = re.compile(
     rf'{_ARRAY_SPACE}(?:"(?P<quoted>(?:[^"\\]|\\.)*+)"|(?P<plain>(?:[^"\\{{}},]|\\.)+)){_ARRAY_SPACE}(?P<next>[,}}])',
@@ -70,8 +71,10 @@ def parse_array(text: str, convert: Callable[[str], Any]) -> list[Any]:
     """Read a one-dimensional PostgreSQL array literal such as ``{1,NULL,"a b"}``."""
     if not (text.startswith("{") and text.endswith("}")):
         raise InvalidValueError("an array is written {value,...}")
-    if not text[1:-1].strip(" \t\n\r\v\f"):
+    if not text[1:-1].strip(_SPACES):
         return []
+    if not any(character in text[1:-1] for character in '"\\{}'):
+        return [_plain(part, convert) for part in text[1:-1].split(",")]
     values: list[Any] = []
     index = 1
     while True:
@@ -93,14 +96,20 @@ def _malformed(text: str, index: int) -> InvalidValueError:
     return InvalidValueError(f"malformed array at character {index + 1}")
 
 
+def _plain(part: str, convert: Callable[[str], Any]) -> Any:
+    """An element of an array without quotes and escapes."""
+    text = part.strip(_SPACES)
+    if not text:
+        raise InvalidValueError("an element of the array is missing", 'write NULL, or ""')
+    return None if text.upper() == "NULL" else convert(text)
+
+
 def _element(match: re.Match[str], convert: Callable[[str], Any]) -> Any:
     if match["quoted"] is not None:
         return convert(_ESCAPE.sub(r"\1", match["quoted"]))
     plain: str = match["plain"]
     if "\\" not in plain:
-        plain = plain.rstrip(" \t\n\r\v\f")
-    elif plain[-1].isspace():
+        return _plain(plain, convert)
+    if plain[-1].isspace():
         raise InvalidValueError("an escaped value with blanks behind it is ambiguous", "quote the value")
-    if plain.upper() == "NULL":
-        return None
     return convert(_ESCAPE.sub(r"\1", plain))
