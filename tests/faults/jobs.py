@@ -1,0 +1,183 @@
+"""The jobs that faults happen to, their input, and what must come of it.
+
+Input is so small that every row is in a batch of its own or shares it with one other, and each run takes three
+checkpoints. Append targets have no unique key: a row that comes twice is seen twice.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import polars as pl
+
+from etl.job import Job, Stream
+from etl.policy import CheckpointPolicy, RestartPolicy
+from etl.sources import CsvFiles
+from sinks import PostgresTable, TransactionalSink, TwoPhaseCommitSink, UpsertSink, WriteAheadSink
+from tests.faults.fault import RunRequest
+
+Row = tuple[int, int, int]
+"""id, key, amount"""
+Rows = Counter[Row]
+
+_COLUMNS = {"id": "int8", "key": "int4", "amount": "int8"}
+_REFUSED = 40
+"""Rows of this amount are filtered out."""
+
+APPEND_TABLE = "appended"
+UPSERT_TABLE = "by_key"
+TABLES = (
+    f"CREATE TABLE {APPEND_TABLE} (id int8, key int4, amount int8)",
+    f"CREATE TABLE {UPSERT_TABLE} (id int8, key int4 PRIMARY KEY, amount int8)",
+)
+
+
+def _rows(first: int, count: int) -> list[Row]:
+    return [(number, number % 5, number * 10) for number in range(first, first + count)]
+
+
+FILES: Mapping[str, Mapping[str, Sequence[Row]]] = {
+    "orders": {"orders/1.csv": _rows(1, 7), "orders/2.csv": _rows(8, 6)},
+    "returns": {"returns/1.csv": _rows(101, 5)},
+}
+"""Rows by source uid and split."""
+
+
+def write_input(directory: Path) -> None:
+    """Write the files."""
+    for files in FILES.values():
+        for name, rows in files.items():
+            (directory / name).parent.mkdir(parents=True, exist_ok=True)
+            (directory / name).write_bytes(_encoded(rows))
+
+
+def _encoded(rows: Iterable[Row]) -> bytes:
+    lines = [",".join(_COLUMNS), *(",".join(map(str, row)) for row in rows)]
+    return "".join(f"{line}\n" for line in lines).encode()
+
+
+def rows_before(uid: str, offsets: Mapping[str, int]) -> list[Row]:
+    """The rows of a source that lie before the given positions, in reading order."""
+    found: list[Row] = []
+    for split, rows in FILES[uid].items():
+        read = _encoded(rows)[: offsets.get(split, 0)]
+        assert not read or read.endswith(b"\n"), f"position {offsets} of {uid} is not at the end of a row"
+        found += rows[: max(0, read.count(b"\n") - 1)]
+    return found
+
+
+def appended(rows: Iterable[Row]) -> Rows:
+    """What an append target must hold."""
+    return Counter(row for row in rows if row[2] != _REFUSED)
+
+
+def by_key(rows: Iterable[Row]) -> Rows:
+    """What an upsert target must hold."""
+    return Counter({row[1]: row for row in rows if row[2] != _REFUSED}.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A sink and its table.
+
+    Attributes:
+        uid: The sink.
+        table: Its table.
+        other: Whether the table lies in the database ``other``.
+        expected: From the rows read to the rows visible.
+        early: Whether rows show before their checkpoint completes (and are then written once more).
+        late: Whether rows show some time after their checkpoint has completed.
+    """
+
+    uid: str
+    table: str = APPEND_TABLE
+    other: bool = False
+    expected: Callable[[Iterable[Row]], Rows] = appended
+    early: bool = False
+    late: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A job.
+
+    Attributes:
+        sources: Uids of its sources.
+        targets: Its sinks.
+        declare: Adds streams and sinks to an empty job.
+    """
+
+    sources: tuple[str, ...]
+    targets: tuple[Target, ...]
+    declare: Callable[[Job], None]
+
+    @property
+    def rows(self) -> int:
+        """How many rows there are to read."""
+        return sum(len(rows) for uid in self.sources for rows in FILES[uid].values())
+
+
+def _read(job: Job, uid: str) -> Stream:
+    return job.read(uid, CsvFiles(f"{uid}/*.csv", schema=_COLUMNS, batch_rows=2))
+
+
+def _filtered(stream: Stream) -> Stream:
+    return stream.filter(pl.col("amount") != _REFUSED)
+
+
+def _transactional(job: Job) -> None:
+    _filtered(_read(job, "orders")).write("appended", TransactionalSink(PostgresTable(APPEND_TABLE)))
+
+
+def _two_phase(job: Job) -> None:
+    _filtered(_read(job, "orders")).write("appended", TwoPhaseCommitSink(PostgresTable(APPEND_TABLE)))
+
+
+def _two_phase_upsert(job: Job) -> None:
+    _filtered(_read(job, "orders")).write("by_key", TwoPhaseCommitSink(PostgresTable(UPSERT_TABLE, key=["key"])))
+
+
+def _write_ahead(job: Job) -> None:
+    _filtered(_read(job, "orders")).write("appended", WriteAheadSink(PostgresTable(APPEND_TABLE)))
+
+
+def _upsert(job: Job) -> None:
+    _filtered(_read(job, "orders")).write("by_key", UpsertSink(PostgresTable(UPSERT_TABLE, key=["key"])))
+
+
+def _united(job: Job) -> None:
+    united = _filtered(_read(job, "orders").union(_read(job, "returns")))
+    united.write("prepared", TwoPhaseCommitSink(PostgresTable(APPEND_TABLE, database="other")))
+    united.write("logged", WriteAheadSink(PostgresTable(APPEND_TABLE)))
+
+
+KINDS: Mapping[str, Kind] = {
+    "transactional": Kind(("orders",), (Target("appended"),), _transactional),
+    "two-phase": Kind(("orders",), (Target("appended", late=True),), _two_phase),
+    "two-phase-upsert": Kind(
+        ("orders",), (Target("by_key", UPSERT_TABLE, expected=by_key, late=True),), _two_phase_upsert
+    ),
+    "write-ahead": Kind(("orders",), (Target("appended", late=True),), _write_ahead),
+    "upsert": Kind(("orders",), (Target("by_key", UPSERT_TABLE, expected=by_key, early=True),), _upsert),
+    "united": Kind(
+        ("orders", "returns"), (Target("prepared", other=True, late=True), Target("logged", late=True)), _united
+    ),
+}
+
+
+def declare(request: RunRequest) -> Job:
+    """The job of a request."""
+    job = Job(
+        request.job,
+        mode=request.mode,
+        # Nothing is pruned: the oracle looks at every checkpoint of the job's life. Time triggers none.
+        checkpoint=CheckpointPolicy(interval_s=600, rows=5, timeout_s=20, keep=1000),
+        restart=RestartPolicy(attempts=request.restarts, delay_s=0.02, delay_max_s=0.2),
+        owner_timeout_s=request.owner_timeout_s,
+    )
+    job.base_dir = Path(request.input_dir)
+    KINDS[request.kind].declare(job)
+    return job

@@ -1,0 +1,60 @@
+"""kill -9 at every step of every job, at each of its occurrences."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.faults import oracle, steps
+from tests.faults.arena import Arena
+from tests.faults.cases import Undisturbed, occurrences
+from tests.faults.fault import Action, Fault
+
+
+@pytest.mark.parametrize("kind", steps.STEPS)
+def test_clean_run_emits_exactly_the_listed_steps(undisturbed: Undisturbed, kind: str) -> None:
+    seen = {step.name for step in undisturbed.result(kind).steps}
+
+    assert seen == steps.STEPS[kind]
+
+
+@pytest.mark.parametrize("kind, step", steps.CASES)
+def test_kill_is_made_good_by_the_next_run(arena: Arena, undisturbed: Undisturbed, kind: str, step: str) -> None:
+    for occurrence in occurrences(undisturbed.result(kind).count(step)):
+        request = arena.case(kind, Fault(Action.KILL, step, occurrence))
+        with arena.told(request):
+            assert arena.run(request) is None, "the step was not reached"
+            oracle.check_interrupted(arena, request, undisturbed.state(kind))
+
+            arena.finish(request)
+
+            state = oracle.check_done(arena, request, undisturbed.state(kind))
+            if occurrence == 1:
+                oracle.check_idle(arena, request, state)
+
+
+@pytest.mark.parametrize("kind", steps.RECOVERY_STEPS)
+def test_recovery_emits_exactly_the_listed_steps(undisturbed: Undisturbed, kind: str) -> None:
+    seen = {step.name for step in undisturbed.recovery(kind, "checkpoint.completed")}
+
+    assert seen - set(steps.STARTING) == steps.RECOVERY_STEPS[kind]
+
+
+@pytest.mark.parametrize("left_at", ["sink.prepared", "checkpoint.completed"])
+@pytest.mark.parametrize("kind, step", steps.RECOVERY_CASES)
+def test_kill_during_recovery_is_made_good(
+    arena: Arena, undisturbed: Undisturbed, kind: str, step: str, left_at: str
+) -> None:
+    seen = [one.name for one in undisturbed.recovery(kind, left_at)].count(step)
+    for occurrence in occurrences(seen):
+        request = arena.case(kind, Fault(Action.KILL, left_at, 2))
+        with arena.told(request):
+            assert arena.run(request) is None
+            again = replace(request, faults=(Fault(Action.KILL, step, occurrence),))
+            assert arena.again(again) is None, "the step was not reached"
+            oracle.check_interrupted(arena, request, undisturbed.state(kind))
+
+            arena.finish(request)
+
+            oracle.check_done(arena, request, undisturbed.state(kind))
