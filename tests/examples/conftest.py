@@ -37,12 +37,17 @@ class ExampleProject:
     environ: Mapping[str, str]
 
     def run(self, job: str) -> dict[str, Any]:
-        """Run a job to its end and return its summary."""
-        with self.started(job) as process:
-            out, err = process.communicate(timeout=TIMEOUT_S)
-        assert process.returncode == 0, err
+        """Run a job to its end, which must be a good one, and return its summary."""
+        code, out, err = self.attempt(job)
+        assert code == 0, err
         summary: dict[str, Any] = json.loads(out)
         return summary
+
+    def attempt(self, job: str) -> tuple[int, str, str]:
+        """Run a job to its end; returns the exit code and what was printed on stdout and stderr."""
+        with self.started(job) as process:
+            out, err = process.communicate(timeout=TIMEOUT_S)
+        return process.returncode, out, err
 
     @contextmanager
     def started(self, job: str) -> Iterator[subprocess.Popen[str]]:
