@@ -36,7 +36,7 @@ class PostgresSink(Sink):
     @property
     def exclusive_target(self) -> str | None:
         """An upserted table: two sinks that lock the same keys would wait for each other's checkpoint."""
-        return f"{self.table.database or ''}/{self.table}" if self.table.key else None
+        return f"table {self.table}" if self.table.key else None
 
     def preflight(self, context: PreflightContext) -> Sequence[Finding]:
         """See :mod:`sinks.postgres_preflight`."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import secrets
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import psycopg
+from psycopg import sql
 
 from etl.runtime.transactions import StoreTransactions
 from etl.schema import Schema
@@ -18,8 +20,6 @@ from etl.store.write_ahead_log import DatabaseWriteAheadLog
 from etl.testing.sink_contract import CONTRACT_SCHEMA
 from etl.transaction import commit
 
-JOB_ID = "00000000000000aa"
-
 
 class Stage:
     """Everything a sink's context needs, in one database that is both store and target."""
@@ -29,9 +29,12 @@ class Stage:
         self.schema = schema
         self.uid = uid
         self.sink_id = sink_id
+        # Sessions of former epochs are ended by the job's id on the whole server, which other tests share.
+        self.job_id = secrets.token_hex(8)
+        self.role: str | None = None
         self.events: list[tuple[str, dict[str, Any]]] = []
-        self.admin: Connection = psycopg.connect(url, autocommit=True)
-        self.admin.execute("INSERT INTO etl.job (job_id, name) VALUES (%s, 'stage') ON CONFLICT DO NOTHING", [JOB_ID])
+        self.admin: Connection = psycopg.connect(url, autocommit=True, prepare_threshold=None)
+        self.admin.execute("INSERT INTO etl.job (job_id, name) VALUES (%s, %s)", [self.job_id, self.job_id])
         self._open: list[Any] = []
 
     @property
@@ -39,19 +42,19 @@ class Stage:
         return [name for name, _ in self.events]
 
     def ledger(self, epoch: int) -> DatabaseLedger:
-        return DatabaseLedger(JOB_ID, 1, epoch, self.sink_id, keep=10)
+        return DatabaseLedger(self.job_id, 1, epoch, self.sink_id, keep=10)
 
     def context(self, epoch: int = 1, checkpoint_id: int = 0, subtask: int = 0) -> SinkContext:
         def connect(role: str) -> Connection:
-            return self.database.connect(application_name(JOB_ID, epoch, f"{self.uid}:{role}"))
+            return self.database.connect(application_name(self.job_id, epoch, f"{self.uid}:{role}"))
 
         log = DatabaseWriteAheadLog(
-            lambda: connect("log"), self.ledger(epoch), self.uid, JOB_ID, 1, epoch, self.sink_id, subtask
+            lambda: connect("log"), self.ledger(epoch), self.uid, self.job_id, 1, epoch, self.sink_id, subtask
         )
         transactions = StoreTransactions(lambda: self.database.open("store"), self.ledger(epoch), self.emit)
         self._open += [log, transactions]
         return SinkContext(
-            job_id=JOB_ID,
+            job_id=self.job_id,
             uid=self.uid,
             sink_id=self.sink_id,
             subtask=subtask,
@@ -68,10 +71,16 @@ class Stage:
         )
 
     def preflight_context(self, unit_time_s: float = 60.0, *, target_is_store: bool = True) -> PreflightContext:
+        def connect(role: str) -> Connection:
+            connection = self.database.connect(role)
+            if self.role is not None:
+                connection.execute(sql.SQL("SET ROLE {}").format(sql.Identifier(self.role)))
+            return connection
+
         return PreflightContext(
             uid=self.uid,
             schema=self.schema,
-            connect=self.database.connect,
+            connect=connect,
             target_is_store=target_is_store,
             base_dir=Path("/nowhere"),
             unit_time_s=unit_time_s,
