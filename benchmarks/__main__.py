@@ -1,0 +1,105 @@
+"""``python -m benchmarks``: exits 1 when a bound is missed, 2 when something could not be measured."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+import click
+
+from benchmarks.contenders import PAIRS
+from benchmarks.load import LoadOptions, WrongResultError, run_load
+from benchmarks.process import ChildFailedError
+from benchmarks.report import Report
+from benchmarks.server import NoPsqlError, Server, open_server
+from benchmarks.startup import run_startup
+
+_NAMES = [pair.name for pair in PAIRS]
+_ROWS = 2_000_000
+_ROUNDS = 5
+_COULD_NOT_MEASURE = 2
+
+
+def _cache_dir() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "exactly-once-etl" / "benchmarks"
+
+
+_json = click.option("--json", "as_json", is_flag=True, help="Print one object on stdout.")
+_rounds = click.option("--rounds", type=click.IntRange(min=1), default=_ROUNDS, show_default=True)
+_cache = click.option(
+    "--cache-dir",
+    type=click.Path(file_okay=False, path_type=Path, resolve_path=True),
+    default=_cache_dir,
+    help="Where generated files are kept; by default below the user's cache directory.",
+)
+
+
+@click.group()
+def main() -> None:
+    """Benchmarks on the server of ETL_DATABASE_URL (the role may create databases), else on a private one."""
+
+
+@main.command()
+@click.option("--rows", type=click.IntRange(min=1), default=_ROWS, show_default=True)
+@_rounds
+@click.option("--only", type=click.Choice(_NAMES), multiple=True, help="Measure these sinks alone.")
+@click.option(
+    "--growth",
+    type=click.Choice([*_NAMES, "all", "none"]),
+    default="two-phase",
+    show_default=True,
+    help="Whose memory is measured at ten times the rows too.",
+)
+@_cache
+@_json
+@click.pass_context
+def load(
+    context: click.Context,
+    rows: int,
+    rounds: int,
+    only: tuple[str, ...],
+    growth: str,
+    cache_dir: Path,
+    as_json: bool,
+) -> None:
+    r"""Each sink against psql \copy, or against the best hand-written upsert."""
+    pairs = [pair for pair in PAIRS if not only or pair.name in only]
+    grown = tuple(pair.name for pair in pairs if growth in {pair.name, "all"})
+    _finish(
+        context,
+        lambda server, work_dir: run_load(server, LoadOptions(rows, rounds, grown, cache_dir, work_dir, pairs)),
+        as_json=as_json,
+    )
+
+
+@main.command()
+@_rounds
+@_cache
+@_json
+@click.pass_context
+def startup(context: click.Context, rounds: int, cache_dir: Path, as_json: bool) -> None:
+    """How long ``etl --help`` takes, and a run that finds nothing new."""
+    _finish(context, lambda server, work_dir: run_startup(server, rounds, cache_dir, work_dir), as_json=as_json)
+
+
+def _finish(context: click.Context, run: Callable[[Server, Path], Report], *, as_json: bool) -> NoReturn:
+    """Run a benchmark on a server, print its report, and exit with its code."""
+    try:
+        with (
+            tempfile.TemporaryDirectory(prefix="etl-benchmark-") as work_dir,
+            open_server(os.environ.get("ETL_DATABASE_URL")) as server,
+        ):
+            report = run(server, Path(work_dir))
+    except (ChildFailedError, NoPsqlError, WrongResultError) as error:
+        click.echo(f"benchmarks: {error}", err=True)
+        context.exit(_COULD_NOT_MEASURE)
+    click.echo(report.to_json() if as_json else report.text())
+    context.exit(report.exit_code)
+
+
+if __name__ == "__main__":
+    main(prog_name="python -m benchmarks")
