@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Self
 
 from etl.store.embedded import EmbeddedServer
+from tests.support.servers import SESSION_DIR_VARIABLE
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -32,8 +33,9 @@ server.release()
 @contextmanager
 def state_directory(name: str = "state") -> Iterator[Path]:
     """A state directory that the server's account can reach; its server is stopped after the block."""
-    # Not below pytest's tmp_path: its parents are closed to other accounts, which matters when root runs the tests.
-    top = Path(tempfile.mkdtemp(prefix="etl-embedded-", dir="/var/tmp"))
+    # In the session's directory, so that the next session ends the server of one that was killed. Not below pytest's
+    # tmp_path: its parents are closed to other accounts, which matters when root runs the tests.
+    top = Path(tempfile.mkdtemp(prefix="s-", dir=os.environ[SESSION_DIR_VARIABLE]))
     top.chmod(0o711)
     state_dir = top / name
     try:

@@ -173,9 +173,8 @@ def _try_lock(path: Path) -> int | None:
 
 
 def _remove_session(path: Path) -> None:
-    for state_dir in path.iterdir():
-        if (state_dir / "postgresql").is_dir():
-            from etl.store.embedded import EmbeddedServer
+    for lock in path.glob("**/postgresql/start.lock"):
+        from etl.store.embedded import EmbeddedServer
 
-            EmbeddedServer(state_dir).stop(force=True)
+        EmbeddedServer(lock.parents[1]).stop(force=True)
     shutil.rmtree(path)
