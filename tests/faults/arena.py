@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import itertools
 import os
-import secrets
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +25,6 @@ BUSY = 75
 OCCURRENCE_VARIABLE = "ETL_FAULT_OCCURRENCE"
 
 
-@dataclass(frozen=True, slots=True)
 class Arena:
     """Where one case after another takes place; each under a job name of its own, with empty tables.
 
@@ -40,13 +37,30 @@ class Arena:
         other: The test's own session in the second database.
     """
 
-    zygote: Zygote
-    input_dir: Path
-    store_url: str
-    other_url: str
-    store: Connection
-    other: Connection
-    _names: Iterator[int]
+    def __init__(self, zygote: Zygote, input_dir: Path, store_url: str, other_url: str) -> None:
+        self.zygote = zygote
+        self.input_dir = input_dir
+        self.store_url = store_url
+        self.other_url = other_url
+        self._names = itertools.count(1)
+        self.connect()
+
+    def connect(self) -> None:
+        """Open the test's own sessions, also anew after the server has died."""
+        self.store, self.other = (
+            psycopg.connect(url, autocommit=True, application_name="arena") for url in (self.store_url, self.other_url)
+        )
+
+    def create_tables(self) -> None:
+        """Make the targets in both databases."""
+        for connection in (self.store, self.other):
+            for statement in TABLES:
+                connection.execute(statement)
+
+    def close(self) -> None:
+        """End the test's own sessions."""
+        self.store.close()
+        self.other.close()
 
     def case(
         self, kind: str, *faults: Fault, mode: CheckpointMode = CheckpointMode.EXACTLY_ONCE, **options: Any
@@ -76,7 +90,7 @@ class Arena:
 
     def finish(self, request: RunRequest) -> RunResult:
         """Run without faults until the job is done."""
-        result = self.again(replace(request, faults=()))
+        result = self.again(request.without_faults())
         assert result is not None
         assert result.exit_code == 0, f"the run after the fault exited with {result.exit_code}:\n{result.trace}"
         return result
@@ -114,12 +128,7 @@ def open_arena(server_url: str, template: str, input_dir: Path) -> Iterator[Aren
     write_input(input_dir)
     with ExitStack() as stack:
         urls = [stack.enter_context(fresh_database(server_url, template)) for _ in range(2)]
-        store, other = (
-            stack.enter_context(psycopg.connect(url, autocommit=True, application_name="arena")) for url in urls
-        )
-        for connection in (store, other):
-            for statement in TABLES:
-                connection.execute(statement)
-        zygote = stack.enter_context(Zygote())
-        start = secrets.randbelow(1000) * 1000
-        yield Arena(zygote, input_dir, urls[0], urls[1], store, other, itertools.count(start))
+        made = Arena(stack.enter_context(Zygote()), input_dir, *urls)
+        stack.callback(made.close)
+        made.create_tables()
+        yield made

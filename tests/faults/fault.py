@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from etl.sink import CheckpointMode
@@ -65,6 +65,10 @@ class RunRequest:
     mode: CheckpointMode = CheckpointMode.EXACTLY_ONCE
     restarts: int = 20
     owner_timeout_s: float = 30.0
+
+    def without_faults(self) -> RunRequest:
+        """The same run, undisturbed."""
+        return replace(self, faults=())
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,15 +21,16 @@ def test_clean_run_emits_exactly_the_listed_steps(undisturbed: Undisturbed, kind
 
 @pytest.mark.parametrize("kind, step", steps.CASES)
 def test_kill_is_made_good_by_the_next_run(arena: Arena, undisturbed: Undisturbed, kind: str, step: str) -> None:
+    expected = undisturbed.state(kind)
     for occurrence in occurrences(undisturbed.result(kind).count(step)):
         request = arena.case(kind, Fault(Action.KILL, step, occurrence))
         with arena.told(request):
             assert arena.run(request) is None, "the step was not reached"
-            oracle.check_interrupted(arena, request, undisturbed.state(kind))
+            oracle.check_interrupted(arena, request, expected)
 
             arena.finish(request)
 
-            state = oracle.check_done(arena, request, undisturbed.state(kind))
+            state = oracle.check_done(arena, request, expected)
             if occurrence == 1:
                 oracle.check_idle(arena, request, state)
 
@@ -46,6 +47,7 @@ def test_recovery_emits_exactly_the_listed_steps(undisturbed: Undisturbed, kind:
 def test_kill_during_recovery_is_made_good(
     arena: Arena, undisturbed: Undisturbed, kind: str, step: str, left_at: str
 ) -> None:
+    expected = undisturbed.state(kind)
     seen = [one.name for one in undisturbed.recovery(kind, left_at)].count(step)
     for occurrence in occurrences(seen):
         request = arena.case(kind, Fault(Action.KILL, left_at, 2))
@@ -53,8 +55,8 @@ def test_kill_during_recovery_is_made_good(
             assert arena.run(request) is None
             again = replace(request, faults=(Fault(Action.KILL, step, occurrence),))
             assert arena.again(again) is None, "the step was not reached"
-            oracle.check_interrupted(arena, request, undisturbed.state(kind))
+            oracle.check_interrupted(arena, request, expected)
 
             arena.finish(request)
 
-            oracle.check_done(arena, request, undisturbed.state(kind))
+            oracle.check_done(arena, request, expected)

@@ -1,0 +1,48 @@
+"""Exceptions, exhausted memory and terminated sessions at every step."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.faults import oracle
+from tests.faults.arena import Arena
+from tests.faults.cases import SAMPLE, Undisturbed, thorough
+from tests.faults.fault import Action, Fault
+from tests.faults.steps import CASES
+
+INTERNAL_ERROR = 70
+OUTSIDE_ATTEMPTS = {"lease.claiming", "lease.claimed", "run.ending", "run.ended"}
+WITHIN = [(kind, step) for kind, step in CASES if step not in OUTSIDE_ATTEMPTS]
+
+
+@pytest.mark.parametrize("kind, step", thorough(WITHIN, SAMPLE))
+@pytest.mark.parametrize("action", [Action.RAISE, Action.EXHAUST])
+def test_defect_stops_the_run_and_only_whole_checkpoints_are_visible(
+    arena: Arena, undisturbed: Undisturbed, kind: str, step: str, action: Action
+) -> None:
+    expected = undisturbed.state(kind)
+    request = arena.case(kind, Fault(action, step, min(2, undisturbed.result(kind).count(step))))
+    with arena.told(request):
+        result = arena.run(request)
+
+        assert result is not None
+        assert result.exit_code == INTERNAL_ERROR
+        assert result.error.startswith("InternalError: ")
+        assert result.restarts == 0
+        oracle.check_interrupted(arena, request, expected)
+        arena.finish(request)
+        oracle.check_done(arena, request, expected)
+
+
+@pytest.mark.parametrize("kind, step", thorough(WITHIN, SAMPLE))
+def test_run_goes_on_by_itself_when_its_sessions_are_terminated(
+    arena: Arena, undisturbed: Undisturbed, kind: str, step: str
+) -> None:
+    expected = undisturbed.state(kind)
+    request = arena.case(kind, Fault(Action.CUT, step, min(2, undisturbed.result(kind).count(step))))
+    with arena.told(request):
+        result = arena.run(request)
+
+        assert result is not None
+        assert result.exit_code == 0, result.trace
+        oracle.check_done(arena, request, expected)

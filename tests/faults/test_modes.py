@@ -1,0 +1,51 @@
+"""kill -9 at every step of jobs that promise less: at-least-once loses nothing, at-most-once repeats nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from etl.sink import CheckpointMode
+from tests.faults import oracle
+from tests.faults.arena import Arena
+from tests.faults.cases import Undisturbed, occurrences
+from tests.faults.fault import Action, Fault
+from tests.faults.jobs import KINDS, Rows
+from tests.faults.steps import CASES, STEPS
+
+MODES = [CheckpointMode.AT_LEAST_ONCE, CheckpointMode.AT_MOST_ONCE]
+APPENDING = ("transactional", "two-phase", "united")
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("kind", APPENDING)
+def test_clean_run_emits_the_same_steps_in_every_mode(
+    undisturbed: Undisturbed, kind: str, mode: CheckpointMode
+) -> None:
+    assert {step.name for step in undisturbed.result(kind, mode).steps} == STEPS[kind]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("kind, step", [(kind, step) for kind, step in CASES if kind in APPENDING])
+def test_kill_breaks_no_promise_of_the_mode(
+    arena: Arena, undisturbed: Undisturbed, kind: str, step: str, mode: CheckpointMode
+) -> None:
+    expected = undisturbed.state(kind, mode)
+    for occurrence in occurrences(undisturbed.result(kind, mode).count(step)):
+        request = arena.case(kind, Fault(Action.KILL, step, occurrence), mode=mode)
+        with arena.told(request):
+            assert arena.run(request) is None, "the step was not reached"
+
+            arena.finish(request)
+
+            state = oracle.read_state(arena.store, request.job)
+            assert state.offsets[-1] == expected.offsets[-1]
+            oracle.check_nothing_left(arena)
+            for target in KINDS[kind].targets:
+                all_once = target.expected(state.rows(KINDS[kind], state.checkpoint))
+                assert _is_kept(mode, oracle.visible_rows(arena, target), all_once)
+
+
+def _is_kept(mode: CheckpointMode, rows: Rows, all_once: Rows) -> bool:
+    if mode is CheckpointMode.AT_LEAST_ONCE:
+        return rows >= all_once and set(rows) == set(all_once)
+    return rows <= all_once

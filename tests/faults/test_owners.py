@@ -1,0 +1,55 @@
+"""Two runs of one job: at once, and one overtaking another that stands still."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.faults import oracle
+from tests.faults.arena import BUSY, Arena
+from tests.faults.cases import SAMPLE, Undisturbed, thorough
+from tests.faults.fault import Action, Fault
+from tests.faults.steps import CASES
+
+FENCED = 78
+LAST_STEPS = {"run.ending", "run.ended"}
+"""All is visible by then: a run that is overtaken there has ended well."""
+
+
+@pytest.mark.parametrize("starts", [2, 5])
+def test_one_of_many_starts_at_once_works(arena: Arena, undisturbed: Undisturbed, starts: int) -> None:
+    expected = undisturbed.state("two-phase")
+    request = arena.case("two-phase", Fault(Action.ASK, "source.batch"))
+    runs = [arena.spawn(request) for _ in range(starts)]
+
+    working = [run for run in runs if run.asked() is not None]
+    refused = [run.wait() for run in runs if run not in working]
+    for run in working:
+        run.answer()
+    done = [run.wait() for run in working]
+
+    assert [result.exit_code for result in done if result] == [0]
+    assert [result.exit_code for result in refused if result] == [BUSY] * (starts - 1)
+    oracle.check_done(arena, request, expected)
+
+
+@pytest.mark.parametrize("kind, step", thorough(CASES, SAMPLE))
+def test_overtaken_run_changes_nothing_when_it_goes_on(
+    arena: Arena, undisturbed: Undisturbed, kind: str, step: str
+) -> None:
+    expected = undisturbed.state(kind)
+    occurrence = min(2, undisturbed.result(kind).count(step))
+    request = arena.case(kind, Fault(Action.STOP, step, occurrence))
+    with arena.told(request):
+        stopped = arena.spawn(request)
+        assert stopped.wait_stopped()
+
+        arena.finish(replace(request, owner_timeout_s=1.0))
+
+        state = oracle.check_done(arena, request, expected)
+        stopped.go_on()
+        result = stopped.wait()
+        assert result is not None
+        assert result.exit_code in ({0, FENCED} if step in LAST_STEPS else {FENCED}), result.trace
+        assert oracle.check_done(arena, request, expected) == state
