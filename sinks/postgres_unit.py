@@ -118,10 +118,11 @@ class PostgresUnit:
 
     def close(self) -> None:
         """Give up what is open. The server rolls it back when the connection ends."""
-        if self._loader is not None:
-            self._loader.abandon()
+        # The connection first: a statement that waits for a lock would keep us waiting for its answer.
         if self._connection is not None:
             self._connection.close()
+        if self._loader is not None:
+            self._loader.abandon()
 
     def _load(self, chunk: pa.RecordBatch) -> None:
         if self._loader is None:

@@ -21,6 +21,8 @@ import polars as pl
 import psycopg
 import pyarrow as pa
 from psycopg import sql
+from psycopg.abc import Buffer
+from psycopg.copy import Writer
 
 from etl.errors import ConfigurationError, RecordError, StateError
 from etl.schema import Schema
@@ -127,7 +129,7 @@ class Loader(ABC):
         return None
 
     def abandon(self) -> None:
-        """Give the unit up; the connection is closed next."""
+        """Give the unit up; the connection has been closed."""
         return None
 
     def _check(self, sent: int, taken: int) -> None:
@@ -192,7 +194,14 @@ class StreamingCopy(Loader):
 
 
 class _AbandonedError(Exception):
-    """Tells the driver to end a COPY with a failure."""
+    """Unwinds the driver's COPY block."""
+
+
+class _Silence(Writer):
+    """Sends nothing: the driver would otherwise wait for the server's answer to a COPY that nobody wants any more."""
+
+    def write(self, data: Buffer) -> None:
+        """Drop it."""
 
 
 class _OpenCopy:
@@ -214,8 +223,8 @@ class _OpenCopy:
         return self._cursor.rowcount
 
     def abandon(self) -> None:
-        # The transaction is lost in any case; what the server says about it does not matter any more.
-        with suppress(psycopg.Error, _AbandonedError):
+        self._copy.writer = _Silence()
+        with suppress(_AbandonedError):
             self._context.__exit__(_AbandonedError, _AbandonedError("the unit was given up"), None)
 
 

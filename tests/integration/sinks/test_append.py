@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from time import monotonic
 
 import pyarrow as pa
 import pytest
@@ -264,3 +265,15 @@ def test_two_subtasks_write_at_the_same_time(stage: Stage) -> None:
         write(one, 0)
         thread.join()
     assert stage.gids() == [f"etl:{stage.job_id}:1:1:1:0", f"etl:{stage.job_id}:1:1:1:1"]
+
+
+def test_close_does_not_wait_for_a_copy_that_is_blocked(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
+    stage.admin.execute("BEGIN")
+    stage.admin.execute("INSERT INTO out VALUES (1)")
+    with _writing(TWO_PHASE, stage.context()) as writer:
+        writer.write(batch_of(*range(100_000)))
+        started = monotonic()
+    assert monotonic() - started < 10
+    stage.admin.execute("COMMIT")
+    assert stage.scalars("SELECT id FROM out") == [1]
+    assert caplog.messages == []
