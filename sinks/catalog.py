@@ -63,13 +63,14 @@ class UniqueIndex:
 
 @dataclass(frozen=True, slots=True)
 class TargetTable:
-    """A table as the catalog has it."""
+    """A table as the catalog has it; ``row_triggers`` are those that may drop or change a row before it is written."""
 
     oid: int
     kind: str
     persistence: str
     row_security: bool
     can_use_schema: bool
+    row_triggers: tuple[str, ...]
     columns: tuple[TargetColumn, ...]
     indexes: tuple[UniqueIndex, ...]
 
@@ -92,7 +93,10 @@ def is_usable(index: UniqueIndex) -> bool:
 
 
 _TABLE = """
-SELECT c.oid, c.relkind, c.relpersistence, row_security_active(c.oid), has_schema_privilege(n.oid, 'USAGE')
+SELECT c.oid, c.relkind, c.relpersistence, row_security_active(c.oid), has_schema_privilege(n.oid, 'USAGE'),
+       -- tgtype: 1 is ROW, 2 is BEFORE, 4 is INSERT, 16 is UPDATE
+       ARRAY(SELECT t.tgname::text FROM pg_trigger t WHERE t.tgrelid = c.oid AND NOT t.tgisinternal
+             AND t.tgenabled IN ('O', 'A') AND t.tgtype & 3 = 3 AND t.tgtype & 20 <> 0 ORDER BY 1)
 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE n.nspname = %s AND c.relname = %s AND c.relkind <> ALL ('{i,I,t,c,S}')
 """
@@ -140,13 +144,14 @@ def read_table(connection: Connection, table: PostgresTable) -> TargetTable | No
             return None
         columns = cursor.execute(_COLUMNS, {"table": found[0]}).fetchall()
         indexes = cursor.execute(_INDEXES, [found[0]]).fetchall()
-    oid, kind, persistence, row_security, can_use_schema = found
+    oid, kind, persistence, row_security, can_use_schema, row_triggers = found
     return TargetTable(
         oid,
         kind,
         persistence,
         row_security,
         can_use_schema,
+        tuple(row_triggers),
         tuple(TargetColumn(row[0], TargetType(*row[1:9]), *row[9:]) for row in columns),
         tuple(UniqueIndex(name, tuple(names), *rest) for name, names, *rest in indexes),
     )
