@@ -131,6 +131,8 @@ def _run(
         supervisor.run()
     except EtlError as raised:
         error = raised
+    if not isinstance(error, FencedError | StopTimeoutError):
+        supervisor.settle()
     options.monitor.state_changed("ended", restarts=supervisor.restarts)
     summary = _summarise(environment, supervisor, error, started_s)
     _close_run(supervisor, run_id, summary, telemetry)
@@ -175,7 +177,9 @@ def _summarise(
         status=_status(environment.stop, error),
         rows_read=supervisor.totals.rows_read,
         rows_written={node.uid: supervisor.totals.rows_written.get(node.uid, 0) for node in environment.graph.sinks},
-        checkpoint=max(supervisor.lease.checkpoint_id, environment.monitor.snapshot().checkpoint),
+        checkpoint=max(
+            supervisor.lease.checkpoint_id, supervisor.checkpoint_id, environment.monitor.snapshot().checkpoint
+        ),
         restarts=supervisor.restarts,
         duration_s=environment.clock.monotonic_s() - started_s,
         exit_code=_exit_code(environment.stop, error),

@@ -6,10 +6,13 @@ failures since the last completed checkpoint; the count is kept in the store and
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import psycopg
 
-from etl.errors import EtlError, InternalError, TransientError
+from etl.errors import DatabaseUnreachableError, EtlError, InternalError, TransientError
 from etl.runtime.attempt import Attempt, RunEnvironment
+from etl.sink import CheckpointMode
 from etl.sqlstate import translate
 from etl.store import lease as leases
 from etl.store import runs
@@ -38,6 +41,7 @@ class Supervisor:
         session: The owner's session, None between a lost one and the next.
         lease: The current claim.
         totals: Rows of the checkpoints that this run has completed.
+        checkpoint_id: The last checkpoint that this run is known to have completed, 0 for none.
         restarts: Attempts beyond the first.
     """
 
@@ -45,6 +49,7 @@ class Supervisor:
         self.session: StoreConnection | None = session
         self.lease = lease
         self.totals = RunTotals()
+        self.checkpoint_id = 0
         self.restarts = 0
         self._environment = environment
         self._run_id = run_id
@@ -89,7 +94,7 @@ class Supervisor:
             self.lease = leases.reclaim(session, self.lease)
             session.rename(leases.application_name(self.lease.job_id, self.lease.epoch, "owner"))
             self._environment.telemetry.emit("lease.reclaimed", epoch=self.lease.epoch)
-            self.totals = runs.load_totals(session, self._run_id)
+            self._recount(session)
         except BaseException:
             session.close()
             raise
@@ -112,6 +117,28 @@ class Supervisor:
         self._environment.telemetry.emit("attempt.restarting", restart=self.restarts)
         if self._environment.clock.wait(self._environment.stop.event, delay_s):
             raise error
+
+    def settle(self) -> None:
+        """After the last attempt: a session to record the end with, and what the store has counted.
+
+        The owner's session may have been cut unnoticed, and the answer to a checkpoint's commit lost. A database that
+        is gone cannot be asked; the session is then None.
+        """
+        if self.session is None:
+            return
+        try:
+            self._recount(self.session)
+        except psycopg.OperationalError:
+            self.drop_session()
+            with suppress(psycopg.OperationalError, DatabaseUnreachableError):
+                self.session = leases.open_owner_session(self._environment.store, self.lease.job_id)
+                self._recount(self.session)
+
+    def _recount(self, session: StoreConnection) -> None:
+        totals, self.checkpoint_id = runs.load_totals(session, self._run_id)
+        # At most once, rows are committed after their checkpoint was recorded: the store knows less than we do.
+        if self._environment.job.mode is not CheckpointMode.AT_MOST_ONCE:
+            self.totals = totals
 
     def drop_session(self) -> None:
         """Cut the owner's session."""

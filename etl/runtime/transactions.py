@@ -55,10 +55,14 @@ class StoreTransactions:
 
     def _begin(self, checkpoint_id: int) -> StoreTransaction:
         connection = self._idle.pop() if self._idle else self._open_session()
-        begin(connection.driver)
-        self._emit("transaction.begun", checkpoint=checkpoint_id)
-        self._ledger.hold_fence(connection.driver)
-        self._emit("transaction.fenced", checkpoint=checkpoint_id)
+        try:
+            begin(connection.driver)
+            self._emit("transaction.begun", checkpoint=checkpoint_id)
+            self._ledger.hold_fence(connection.driver)
+            self._emit("transaction.fenced", checkpoint=checkpoint_id)
+        except BaseException:
+            connection.close()
+            raise
         return StoreTransaction(connection)
 
     @contextmanager

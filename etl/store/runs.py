@@ -98,8 +98,12 @@ def save_totals(connection: StoreConnection, run_id: int, totals: RunTotals, che
     )
 
 
-def load_totals(connection: StoreConnection, run_id: int) -> RunTotals:
-    """Read totals back after a failed attempt, whose last commit may have succeeded without an answer."""
-    query = sa.select(tables.run.c.rows_read, tables.run.c.rows_written).where(tables.run.c.run_id == run_id)
-    rows_read, rows_written = connection.core.execute(query).one()
-    return RunTotals(int(rows_read), dict(rows_written))
+def load_totals(connection: StoreConnection, run_id: int) -> tuple[RunTotals, int]:
+    """Read totals and checkpoint back after a failed attempt, whose last commit may have succeeded without an answer.
+
+    Waits for a completing transaction of this run that is still under way at the server: it holds the row's lock.
+    """
+    row = tables.run.c
+    query = sa.select(row.rows_read, row.rows_written, row.checkpoint_id).where(row.run_id == run_id)
+    rows_read, rows_written, checkpoint_id = connection.core.execute(query.with_for_update()).one()
+    return RunTotals(int(rows_read), dict(rows_written)), int(checkpoint_id or 0)

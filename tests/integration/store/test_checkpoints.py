@@ -106,7 +106,7 @@ def test_run_that_never_ended_is_marked_crashed_by_the_next_one(owner: Owner) ->
 def test_run_totals_survive_in_the_store(owner: Owner) -> None:
     totals = RunTotals().plus(5, {"a": 3}).plus(2, {"a": 1, "b": 2})
     runs.save_totals(owner.session, owner.run_id, totals, 2)
-    assert runs.load_totals(owner.session, owner.run_id) == RunTotals(7, {"a": 4, "b": 2})
+    assert runs.load_totals(owner.session, owner.run_id) == (RunTotals(7, {"a": 4, "b": 2}), 2)
 
 
 def test_views_show_the_job_to_a_person(owner: Owner) -> None:
