@@ -15,6 +15,7 @@ from psycopg import sql
 from etl.sink import CheckpointMode
 from tests.faults.fault import Fault, RunRequest, RunResult
 from tests.faults.jobs import APPEND_TABLE, TABLES, UPSERT_TABLE, write_input
+from tests.faults.proxy import Incident
 from tests.faults.zygote import ChildRun, Zygote
 from tests.support.databases import fresh_database
 
@@ -43,13 +44,18 @@ class Arena:
         self.store_url = store_url
         self.other_url = other_url
         self._names = itertools.count(1)
-        self.connect()
+        self.store, self.other = self._connections()
 
-    def connect(self) -> None:
-        """Open the test's own sessions, also anew after the server has died."""
-        self.store, self.other = (
+    def _connections(self) -> tuple[Connection, Connection]:
+        store, other = (
             psycopg.connect(url, autocommit=True, application_name="arena") for url in (self.store_url, self.other_url)
         )
+        return store, other
+
+    def reconnect(self) -> None:
+        """Open the test's own sessions anew after the server has died."""
+        self.close()
+        self.store, self.other = self._connections()
 
     def create_tables(self) -> None:
         """Make the targets in both databases."""
@@ -96,15 +102,15 @@ class Arena:
         return result
 
     @contextmanager
-    def told(self, request: RunRequest) -> Iterator[None]:
+    def told(self, request: RunRequest, *incidents: Incident) -> Iterator[None]:
         """A failure in the block says which case it was and how to have it again."""
         try:
             yield
         except BaseException as failure:
-            faults = "; ".join(map(str, request.faults)) or "no fault"
-            occurrence = request.faults[0].occurrence if request.faults else 1
+            happened: list[Fault | Incident] = [*request.faults, *incidents]
+            occurrence = happened[0].occurrence if happened else 1
             test = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" ")[0]
-            failure.add_note(f"job {request.kind}: {faults}")
+            failure.add_note(f"job {request.kind}: {'; '.join(map(str, happened))}")
             failure.add_note(f"again: {OCCURRENCE_VARIABLE}={occurrence} pytest '{test}'")
             raise
 

@@ -1,0 +1,51 @@
+"""A statement that ends a transaction, or the answer to it, is lost, and the connection with it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.faults import oracle
+from tests.faults.arena import Arena
+from tests.faults.cases import THOROUGH, Undisturbed, occurrences
+from tests.faults.jobs import KINDS
+from tests.faults.proxy import Incident, Loss, proxied
+
+UNREACHABLE = 69
+STATEMENTS = ("COMMIT", "PREPARE TRANSACTION", "COMMIT PREPARED", "UPDATE etl.head SET epoch")
+PREPARING = {kind for kind in KINDS if kind.startswith("two-phase") or kind == "united"}
+COMBINATIONS = [
+    (kind, statement, loss)
+    for loss in Loss
+    for statement in STATEMENTS
+    for kind in (KINDS if loss is Loss.ANSWER or THOROUGH else ("transactional", "united"))
+    if kind in PREPARING or "PREPARE" not in statement
+]
+
+
+@pytest.mark.parametrize("kind, statement, loss", COMBINATIONS)
+def test_lost_statement_or_answer_changes_nothing(
+    arena: Arena, undisturbed: Undisturbed, kind: str, statement: str, loss: Loss
+) -> None:
+    expected = undisturbed.state(kind)
+    for occurrence in occurrences():
+        request = arena.case(kind)
+        incident = Incident(statement, occurrence, loss)
+        with arena.told(request, incident), proxied(arena.store_url, incident) as proxy:
+            store, other = proxy.conninfo(arena.store_url), proxy.conninfo(arena.other_url)
+            result = arena.run(replace(request, store_url=store, other_url=other))
+            if proxy.seen < occurrence:
+                assert occurrence > 1, "the statement was never seen"
+                return
+            assert result is not None
+            if result.exit_code == UNREACHABLE:
+                # Before the job is claimed nothing is repeated: there is nothing yet that could be lost.
+                assert result.count("lease.claimed") == 0
+            else:
+                assert result.exit_code == 0, result.trace
+                assert result.restarts == 1
+
+            arena.finish(request)
+
+            oracle.check_done(arena, request, expected)
