@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
-
-import polars as pl
+from typing import TYPE_CHECKING
 
 from etl.errors import ConfigurationError, Finding
 from etl.graph import Declaration, DeclaredSink, DeclaredSource, DeclaredTransformation, JobGraph, build_graph
+from etl.lazy import LazyModule
 from etl.policy import CheckpointPolicy, RestartPolicy
 from etl.schedule import schedule_problem
 from etl.sink import CheckpointMode, Sink
@@ -34,6 +34,11 @@ from etl.transformation import (
     Union,
     WithColumns,
 )
+
+if TYPE_CHECKING:
+    import polars as pl
+else:
+    pl = LazyModule("polars")
 
 JOB_NAME_CHARACTERS_MAX = 200
 

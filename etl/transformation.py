@@ -11,13 +11,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
-import polars as pl
 import pyarrow as pa
 
 from etl.errors import ConfigurationError, Finding
+from etl.lazy import LazyModule
 from etl.schema import Field, Schema
+
+if TYPE_CHECKING:
+    import polars as pl
+else:
+    pl = LazyModule("polars")
 
 Row = dict[str, Any]
 """One row by column name, with exact Python values: ``Decimal``, aware ``datetime``, ``bytes``, ``list``, ``None`` …"""
@@ -25,7 +30,7 @@ RowPredicate = Callable[[Row], bool]
 RowValue = Callable[[Row], Any]
 RowFunction = Callable[[Row], Mapping[str, Any]]
 RowsFunction = Callable[[Row], Iterable[Mapping[str, Any]]]
-FrameFunction = Callable[[pl.DataFrame], pl.DataFrame]
+FrameFunction = Callable[["pl.DataFrame"], "pl.DataFrame"]
 
 ANCHOR = "__etl_row"
 """A helper column beside the user's: literals are spread over its rows, and a result of other length is refused."""

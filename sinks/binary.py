@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pgpq
@@ -16,6 +16,9 @@ from psycopg.pq import Format
 
 from etl.errors import RecordError
 from sinks.columns import Carrier, array_literals
+
+ENCODED_ROWS = 8192
+"""Rows that are encoded at once: meanwhile the server still has some to read from its socket."""
 
 COPY_HEADER_BYTES = 19
 FIELD_HEADER_BYTES = 6
@@ -41,24 +44,25 @@ _OIDS: Mapping[str, tuple[int, int]] = {
 
 
 class CopyEncoder:
-    """Encodes converted batches into one binary COPY stream: ``start``, ``add`` …, ``end``."""
+    """Encodes converted batches into one binary COPY stream: ``stream`` …, ``end``."""
 
     def __init__(self, carriers: Sequence[Carrier]) -> None:
         schema = pa.schema([carrier.wire_field for carrier in carriers])
         builders = {carrier.name: _builder(carrier) for carrier in carriers}
         self._encoder = pgpq.ArrowToPostgresBinaryEncoder.new_with_encoders(schema, builders)
+        self._started = False
 
-    def start(self) -> bytes:
-        """The stream's header."""
-        return bytes(self._encoder.write_header())
-
-    def add(self, batch: pa.RecordBatch) -> bytes:
-        """Bytes of a batch; the encoder may keep some of them for later.
+    def stream(self, batch: pa.RecordBatch) -> Iterator[bytes]:
+        """A batch in pieces, the stream's header before the first; the encoder keeps bytes until they are about 1 MiB.
 
         Raises:
             RecordError: A value has no binary form.
         """
-        return _encoded(self._encoder, batch)
+        if not self._started:
+            self._started = True
+            yield bytes(self._encoder.write_header())
+        for start in range(0, batch.num_rows, ENCODED_ROWS):
+            yield _encoded(self._encoder, batch.slice(start, ENCODED_ROWS))
 
     def end(self) -> bytes:
         """What was kept, and the trailer."""
@@ -119,7 +123,9 @@ def array_parameter(carrier: Carrier, values: pa.Array) -> ArrayValue:
     """A converted column as one array parameter."""
     name = parameter_type(carrier)
     column = array_literals(carrier, values) if carrier.target.is_array else values
-    one_row = pa.ListArray.from_arrays(pa.array([0, len(column)], pa.int32()), column)
+    # Out of bytes: pa.array imports pandas where it is installed, a quarter of a second.
+    offsets = pa.Array.from_buffers(pa.int32(), 2, [None, pa.py_buffer(struct.pack("=2i", 0, len(column)))])
+    one_row = pa.ListArray.from_arrays(offsets, column)
     batch = pa.record_batch([one_row], names=["a"])
     encoder = pgpq.ArrowToPostgresBinaryEncoder(batch.schema)
     stream = bytearray(encoder.write_header())

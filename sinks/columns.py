@@ -13,14 +13,20 @@ whether the encoder can write them in a COPY. Three rules decide what is refused
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from etl.errors import RecordError
+from etl.lazy import LazyModule
 from etl.schema import PostgresType
 from sinks.catalog import TargetColumn, TargetType
+
+if TYPE_CHECKING:
+    import polars as pl
+else:
+    pl = LazyModule("polars")
 
 VARLENA_HEADER = 4
 NUMERIC_SCALE_MASK = 0x7FF

@@ -11,9 +11,10 @@ from etl.errors import ConfigurationError, Finding
 from etl.sink import Connection, PreflightContext, Sink, SinkContext
 from etl.sqlstate import translate
 from etl.transaction import begin
+from sinks.postgres_loaders import streaming_loader
 from sinks.postgres_preflight import create_table, inspect
 from sinks.postgres_table import PostgresTable
-from sinks.postgres_writer import Loader, WritePlan, chunker_for, streaming_loader, translated
+from sinks.postgres_writer import Loader, WritePlan, chunker_for, translated
 
 
 class PostgresSink(Sink):

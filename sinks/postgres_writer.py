@@ -1,10 +1,11 @@
 """Getting batches into a PostgreSQL table, inside a transaction that somebody else begins and ends.
 
-Three loaders share one interface; which one fits follows from the table and from who owns the connection:
+Loaders share one interface; which one fits follows from the table and from who owns the connection
+(:mod:`sinks.postgres_loaders`):
 
 * :class:`StreamingCopy` keeps one binary COPY open over many batches (own connection: the fastest);
 * :class:`ChunkedCopy` runs one COPY a chunk (shared connection);
-* :class:`ArrayInsert` sends each column as one binary array and runs ``INSERT … SELECT … FROM unnest(…)``, with
+* :class:`ArrayInsert` sends each column as one binary array and runs ``INSERT … SELECT unnest(…), …``, with
   ``ON CONFLICT`` for upserts. There is no staging table, because a prepared transaction may not touch a temporary one.
 
 A driver error is never retried here: the attempt fails, and the whole unit is written again.
@@ -16,15 +17,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import polars as pl
 import psycopg
 import pyarrow as pa
+import pyarrow.compute as pc
 from psycopg import sql
 from psycopg.abc import Buffer
 from psycopg.copy import Writer
 
 from etl.errors import ConfigurationError, RecordError, StateError
+from etl.lazy import LazyModule
 from etl.schema import Schema
 from etl.sink import Connection
 from etl.sqlstate import translate
@@ -34,6 +37,11 @@ from sinks.chunker import Chunker
 from sinks.columns import Carrier
 from sinks.postgres_preflight import column_findings, key_findings
 from sinks.postgres_table import PostgresTable
+
+if TYPE_CHECKING:
+    import polars as pl
+else:
+    pl = LazyModule("polars")
 
 COPY_ROWS_MAX = 65_536
 COPY_SIZE_BYTES = 1 << 20
@@ -154,13 +162,17 @@ class ChunkedCopy(Loader):
 
     def load(self, connection: Connection, chunk: pa.RecordBatch) -> None:
         """See :class:`Loader`."""
-        converted = self._plan.convert(chunk)
+        self.copy(connection, self._plan.convert(chunk))
+
+    def copy(self, connection: Connection, rows: pa.RecordBatch) -> None:
+        """COPY converted rows."""
         encoder = CopyEncoder(self._plan.carriers)
         with self._translated("COPY into"), connection.cursor() as cursor:
             with cursor.copy(self._copy_statement()) as copy:
-                copy.write(encoder.start() + encoder.add(converted))
+                for piece in encoder.stream(rows):
+                    copy.write(piece)
                 copy.write(encoder.end())
-            self._check(chunk.num_rows, cursor.rowcount)
+            self._check(rows.num_rows, cursor.rowcount)
 
 
 class StreamingCopy(Loader):
@@ -211,10 +223,10 @@ class _OpenCopy:
         self._cursor = connection.cursor()
         self._context = self._cursor.copy(statement)
         self._copy = self._context.__enter__()
-        self._copy.write(encoder.start())
 
     def write(self, batch: pa.RecordBatch) -> None:
-        self._copy.write(self._encoder.add(batch))
+        for piece in self._encoder.stream(batch):
+            self._copy.write(piece)
         self.rows += batch.num_rows
 
     def end(self) -> int:
@@ -242,8 +254,10 @@ class ArrayInsert(Loader):
     def load(self, connection: Connection, chunk: pa.RecordBatch) -> None:
         """See :class:`Loader`."""
         rows = self._plan.convert(chunk)
-        if self._plan.table.key:
-            rows = last_per_key(self._plan, rows)
+        self.insert(connection, last_per_key(self._plan, rows) if self._plan.table.key else rows)
+
+    def insert(self, connection: Connection, rows: pa.RecordBatch) -> None:
+        """Insert converted rows, no key twice among them."""
         columns = zip(self._plan.carriers, rows.columns, strict=True)
         parameters = [array_parameter(carrier, values) for carrier, values in columns]
         with self._translated("INSERT into"), psycopg.RawCursor(connection) as cursor:
@@ -271,11 +285,20 @@ def last_per_key(plan: WritePlan, rows: pa.RecordBatch) -> pa.RecordBatch:
         if rows.column(name).null_count and not plan.nulls_in_key:
             message = f'sink "{plan.uid}", table {plan.table}, key column "{name}": a row has no value (NULL) in it'
             raise RecordError(message, uid=plan.uid)
+    if len(key) == 1 and _is_ascending(rows.column(key[0])):
+        return rows
     order = [*key, *([version] if version else [])]
     frame = pl.DataFrame({name: pl.Series(rows.column(name)) for name in order}).with_columns(_folded(plan))
     numbered = frame.with_row_index("\0row")
     kept = numbered.sort(order, maintain_order=True).unique(key, keep="last", maintain_order=True)
     return rows.take(kept["\0row"].rename("row").to_arrow())
+
+
+def _is_ascending(values: pa.Array) -> bool:
+    """Whether each value is surely greater than the one before; looked at for integers, the most common keys."""
+    if not pa.types.is_integer(values.type) or values.null_count:
+        return False
+    return bool(pc.all(pc.less(values.slice(0, len(values) - 1), values.slice(1)), min_count=0).as_py())
 
 
 def _folded(plan: WritePlan) -> list[pl.Expr]:
@@ -285,27 +308,23 @@ def _folded(plan: WritePlan) -> list[pl.Expr]:
 
 
 def _insert_statement(plan: WritePlan) -> sql.Composed:
+    # The arrays are unnested in the list of results: in FROM the server would first write all rows aside.
     table, carriers = plan.table, plan.carriers
-    names = [sql.Identifier(carrier.name) for carrier in carriers]
-    return sql.SQL("INSERT INTO {} AS target ({}) SELECT {} FROM unnest({}) AS given ({}){}").format(
+    return sql.SQL("INSERT INTO {} AS target ({}) SELECT {}{}").format(
         table.identifier,
-        sql.SQL(", ").join(names),
-        sql.SQL(", ").join(_selected(number, carrier) for number, carrier in enumerate(carriers)),
-        sql.SQL(", ").join(sql.SQL(f"${number + 1}") for number in range(len(carriers))),
-        sql.SQL(", ").join(_given(number) for number in range(len(carriers))),
+        sql.SQL(", ").join(sql.Identifier(carrier.name) for carrier in carriers),
+        sql.SQL(", ").join(unnested(carrier, number + 1) for number, carrier in enumerate(carriers)),
         _on_conflict(table, [carrier.name for carrier in carriers]) if table.key else sql.SQL(""),
     )
 
 
-def _given(number: int) -> sql.Identifier:
-    return sql.Identifier(f"c{number}")
-
-
-def _selected(number: int, carrier: Carrier) -> sql.Composable:
+def unnested(carrier: Carrier, number: int) -> sql.Composable:
+    """The values of a column, given as array parameter ``$number``, one a row."""
+    values = sql.SQL(f"unnest(${number})")
     # No explicit cast to varchar: it would cut without a word, where assignment refuses.
     if parameter_type(carrier) == "text" and (carrier.target.is_array or carrier.home not in {"text", "varchar"}):
-        return sql.SQL("CAST({} AS {})").format(_given(number), sql.SQL(carrier.target.cast))
-    return _given(number)
+        return sql.SQL("CAST({} AS {})").format(values, sql.SQL(carrier.target.cast))
+    return values
 
 
 def _on_conflict(table: PostgresTable, names: Sequence[str]) -> sql.Composed:
@@ -318,16 +337,6 @@ def _on_conflict(table: PostgresTable, names: Sequence[str]) -> sql.Composed:
     if table.version is not None:
         guard = sql.SQL(" WHERE target.{0} IS NULL OR target.{0} <= EXCLUDED.{0}").format(sql.Identifier(table.version))
     return sql.SQL(" ON CONFLICT ({}) DO UPDATE SET {}{}").format(key, pairs, guard)
-
-
-def streaming_loader(plan: WritePlan) -> Loader:
-    """The loader for a connection of one's own."""
-    return ArrayInsert(plan) if plan.by_array else StreamingCopy(plan)
-
-
-def chunked_loader(plan: WritePlan) -> Loader:
-    """The loader for a shared connection."""
-    return ArrayInsert(plan) if plan.by_array else ChunkedCopy(plan)
 
 
 def chunker_for(table: PostgresTable) -> Chunker:

@@ -8,9 +8,10 @@ import pyarrow as pa
 
 from etl.errors import Finding
 from etl.sink import Committable, Delivery, PreflightContext, SinkContext, SinkWriter
+from sinks.postgres_loaders import chunked_loader
 from sinks.postgres_table import PostgresTable
 from sinks.postgres_unit import PostgresSink
-from sinks.postgres_writer import Loader, WritePlan, chunked_loader, chunker_for
+from sinks.postgres_writer import Loader, WritePlan, chunker_for
 
 
 class TransactionalSink(PostgresSink):

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from etl.clock import Clock
 from etl.graph import JobGraph, SinkNode, SourceNode
 from etl.job import Job
-from etl.operators import operator_for
+from etl.operator import Operator
 from etl.runtime import recovery
 from etl.runtime.channel import Channel, InputGate
 from etl.runtime.coordinator import Coordinator, Outlets, SourceHandle
@@ -18,7 +18,7 @@ from etl.runtime.executor import SHUTDOWN_TIMEOUT_S, STOPPING_TIMEOUT_S, ThreadE
 from etl.runtime.keeper import LeaseKeeper
 from etl.runtime.message import Failed, Message, StopRequested
 from etl.runtime.monitor import RunMonitor
-from etl.runtime.plan import chains_of
+from etl.runtime.plan import Chain, chains_of
 from etl.runtime.recovery import SinkPart
 from etl.runtime.stop import StopSignal
 from etl.runtime.subtask import OperatorSubtask, SinkSubtask, SourceSettings, SourceSubtask, Subtask
@@ -286,16 +286,21 @@ class Attempt:
         return subtask
 
     def _wire_chains(self, wiring: _Wiring) -> None:
-        graph = self._environment.graph
-        for chain in chains_of(graph):
+        for chain in chains_of(self._environment.graph):
             gate = wiring.gate(chain.inputs)
-            operators = [
-                operator_for(node.transformation, graph.node(node.inputs[0]).schema, node.schema)
-                for node in chain.nodes
-            ]
+            operators = self._operators(chain)
             outputs = wiring.outputs_of(chain.id)
             mode = self._environment.job.mode
             wiring.subtasks.append(OperatorSubtask(chain.id, self._inbox.put, gate, mode, operators, outputs))
+
+    def _operators(self, chain: Chain) -> list[Operator]:
+        # Imported here: jobs that transform nothing do not wait for polars.
+        from etl.operators import operator_for
+
+        graph = self._environment.graph
+        return [
+            operator_for(node.transformation, graph.node(node.inputs[0]).schema, node.schema) for node in chain.nodes
+        ]
 
     # --- completing -------------------------------------------------------------------------------------------------
 

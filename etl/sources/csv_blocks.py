@@ -14,7 +14,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 RECORD_BYTES_MAX = 16 << 20
-_LF, _CR, _QUOTE = (pa.scalar(value, pa.uint8()) for value in b'\n\r"')
+
+
+def _constants(type_: pa.DataType, code: str, *values: int) -> Any:
+    # Out of bytes: pa.array and pa.scalar import pandas where it is installed, a quarter of a second in every run.
+    return pa.Array.from_buffers(
+        type_, len(values), [None, pa.py_buffer(struct.pack(f"={len(values)}{code}", *values))]
+    )
+
+
+_LF, _CR, _QUOTE, _LOWEST_BIT, _NO_BIT = _constants(pa.uint8(), "B", *b'\n\r"', 1, 0)
+_ONE, _TWO = _constants(pa.int64(), "q", 1, 2)
 _WELL_FORMED = r'\A(?:(?:"(?:[^"]|"")*"|[^",\r\n]*)(?:,|\r?\n))*\z'
 
 
@@ -48,8 +58,8 @@ def record_ends(block: bytes, *, blank_is_record: bool) -> Any:
     line_ends = pc.indices_nonzero(pc.equal(octets, _LF))
     if b'"' in block:
         quotes_before = pc.cumulative_sum(pc.equal(octets, _QUOTE).cast(pa.uint8()))
-        line_ends = line_ends.filter(pc.equal(pc.bit_wise_and(quotes_before.take(line_ends), 1), 0))
-    ends = pc.add(line_ends.cast(pa.int64()), 1)
+        line_ends = line_ends.filter(pc.equal(pc.bit_wise_and(quotes_before.take(line_ends), _LOWEST_BIT), _NO_BIT))
+    ends = pc.add(line_ends.cast(pa.int64()), _ONE)
     return ends if blank_is_record or not len(ends) else _without_blank(octets, ends)
 
 
@@ -60,10 +70,10 @@ def as_one_value(block: bytes) -> Any:
 
 
 def _without_blank(octets: Any, ends: Any) -> Any:
-    starts = pa.concat_arrays([pa.array([0], pa.int64()), ends.slice(0, len(ends) - 1)])
+    starts = pa.concat_arrays([_constants(pa.int64(), "q", 0), ends.slice(0, len(ends) - 1)])
     lengths = pc.subtract(ends, starts)
-    only_crlf = pc.and_(pc.equal(lengths, 2), pc.equal(octets.take(starts), _CR))
-    return ends.filter(pc.invert(pc.or_(pc.equal(lengths, 1), only_crlf)))
+    only_crlf = pc.and_(pc.equal(lengths, _TWO), pc.equal(octets.take(starts), _CR))
+    return ends.filter(pc.invert(pc.or_(pc.equal(lengths, _ONE), only_crlf)))
 
 
 def _octets(block: bytes) -> Any:

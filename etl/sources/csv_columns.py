@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from datetime import date
 from typing import Any
 
-import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -196,6 +195,9 @@ def _uuids(column: ColumnBlock) -> Any:
 def _byteas(column: ColumnBlock) -> Any:
     if not _all(pc.match_substring_regex(column.values, _BYTEA)):
         return None
+    # Imported here: few jobs read such columns, and it takes a tenth of a second.
+    import polars as pl
+
     series: Any = pl.from_arrow(column.values)
     return series.str.slice(2).str.decode("hex").to_arrow().cast(pa.binary())
 
