@@ -175,14 +175,19 @@ def check_nothing_left(arena: Arena) -> None:
     assert _column(arena.store, "SELECT count(*) FROM etl.write_ahead_log") == [0]
 
 
-def sessions_left(connection: Connection) -> list[str]:
-    """Sessions of runs that have not gone after some time; the server notices the end of a client a moment later."""
-    deadline_s = time.monotonic() + SETTLE_TIMEOUT_S
+def sessions(connection: Connection) -> list[str]:
+    """Sessions of runs in this database."""
     query = (
-        "SELECT application_name || ': ' || state FROM pg_stat_activity"
+        "SELECT application_name || ': ' || coalesce(state, '?') FROM pg_stat_activity"
         " WHERE datname = current_database() AND starts_with(application_name, 'etl:')"
     )
-    while (left := _column(connection, query)) and time.monotonic() < deadline_s:
+    return _column(connection, query)
+
+
+def sessions_left(connection: Connection) -> list[str]:
+    """Sessions that have not gone after some time; the server notices the end of a client a moment later."""
+    deadline_s = time.monotonic() + SETTLE_TIMEOUT_S
+    while (left := sessions(connection)) and time.monotonic() < deadline_s:
         time.sleep(0.005)
     return left
 

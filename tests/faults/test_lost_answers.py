@@ -19,7 +19,7 @@ COMBINATIONS = [
     (kind, statement, loss)
     for loss in Loss
     for statement in STATEMENTS
-    for kind in (KINDS if loss is Loss.ANSWER or THOROUGH else ("transactional", "united"))
+    for kind in (KINDS if loss is Loss.ANSWER or THOROUGH else ("transactional", "two-phase"))
     if kind in PREPARING or "PREPARE" not in statement
 ]
 

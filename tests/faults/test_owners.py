@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import secrets
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
+from psycopg import sql
+from psycopg.conninfo import make_conninfo
 
 from tests.faults import oracle
 from tests.faults.arena import BUSY, Arena
 from tests.faults.cases import SAMPLE, Undisturbed, thorough
 from tests.faults.fault import Action, Fault
+from tests.faults.jobs import KINDS
 from tests.faults.steps import CASES
 
 FENCED = 78
@@ -32,6 +37,57 @@ def test_one_of_many_starts_at_once_works(arena: Arena, undisturbed: Undisturbed
     assert [result.exit_code for result in done if result] == [0]
     assert [result.exit_code for result in refused if result] == [BUSY] * (starts - 1)
     oracle.check_done(arena, request, expected)
+
+
+@pytest.fixture
+def stranger(arena: Arena) -> Iterator[str]:
+    """A role that may write everything but may not end the sessions of the role the other runs use."""
+    name = f"etl_stranger_{secrets.token_hex(6)}"
+    role = sql.Identifier(name)
+    arena.store.execute(sql.SQL("CREATE ROLE {} LOGIN PASSWORD {}").format(role, sql.Literal(name)))
+    connections = (arena.store, arena.other)
+    for connection in connections:
+        connection.execute(sql.SQL("GRANT USAGE ON SCHEMA etl, public TO {}").format(role))
+        connection.execute(sql.SQL("GRANT ALL ON ALL TABLES IN SCHEMA etl, public TO {}").format(role))
+    yield name
+    for connection in connections:
+        connection.execute(sql.SQL("DROP OWNED BY {}").format(role))
+    arena.store.execute(sql.SQL("DROP ROLE {}").format(role))
+
+
+@pytest.mark.parametrize(
+    "kind, step, occurrence",
+    [
+        ("transactional", "source.batch", 4),
+        ("two-phase", "source.batch", 4),
+        ("write-ahead", "source.batch", 4),
+        ("write-ahead", "checkpoint.completed", 1),
+    ],
+)
+def test_overtaken_run_is_fenced_when_its_sessions_could_not_be_ended(
+    arena: Arena, undisturbed: Undisturbed, stranger: str, kind: str, step: str, occurrence: int
+) -> None:
+    expected = undisturbed.state(kind)
+    request = arena.case(kind, Fault(Action.STOP, step, occurrence))
+    with arena.told(request):
+        stopped = arena.spawn(request)
+        assert stopped.wait_stopped()
+        store, other = (
+            make_conninfo(url, user=stranger, password=stranger) for url in (arena.store_url, arena.other_url)
+        )
+
+        arena.finish(replace(request, owner_timeout_s=1.0, store_url=store, other_url=other))
+
+        (target,) = KINDS[kind].targets
+        rows = oracle.visible_rows(arena, target)
+        assert rows == target.expected(expected.rows(KINDS[kind], expected.checkpoint))
+        assert oracle.sessions(arena.store) != [], "nothing is left that the fence would have to stop"
+        stopped.go_on()
+        result = stopped.wait()
+        assert result is not None
+        assert result.exit_code == FENCED, result.trace
+        assert oracle.visible_rows(arena, target) == rows
+        oracle.check_done(arena, request, expected)
 
 
 @pytest.mark.parametrize("kind, step", thorough(CASES, SAMPLE))

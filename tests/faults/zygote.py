@@ -6,6 +6,7 @@ live in this module: :func:`serve` in the zygote, :class:`Zygote` in the test.
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import socket
@@ -89,6 +90,8 @@ def main() -> None:
     """Import everything that a run needs, then serve."""
     import tests.faults.child  # noqa: F401
 
+    # What was imported is never looked at by the children's collector, and so stays shared with them.
+    gc.freeze()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     serve(socket.socket(fileno=int(sys.argv[1])))
 
