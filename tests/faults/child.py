@@ -14,6 +14,7 @@ from typing import NoReturn
 import msgspec
 import psycopg
 
+from etl.clock import SystemClock
 from etl.errors import EtlError
 from etl.runtime.run import RunOptions, run_job
 from etl.runtime.stop import StopSignal
@@ -86,6 +87,14 @@ class Recorder:
             )
 
 
+class HeartlessClock(SystemClock):
+    """Time as it is, but for the thread that moves the heartbeat: it waits until it is stopped."""
+
+    def wait(self, event: threading.Event, timeout_s: float) -> bool:
+        """Wait for an event."""
+        return event.wait(None if threading.current_thread().name == "lease" else timeout_s)
+
+
 def _database_of(url: str) -> str:
     return str(psycopg.conninfo.conninfo_to_dict(url)["dbname"])
 
@@ -96,7 +105,7 @@ def run(request: RunRequest, channel: socket.socket) -> RunResult:
     recorder = Recorder(request, channel)
     telemetry = Telemetry()
     telemetry.subscribe(recorder)
-    options = RunOptions(warn=warnings.append)
+    options = RunOptions(warn=warnings.append, clock=SystemClock() if request.heartbeat else HeartlessClock())
     store = Database(request.store_url, "store")
     other = Database(request.other_url, "other")
     try:

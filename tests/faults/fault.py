@@ -54,6 +54,7 @@ class RunRequest:
         mode: The job's mode.
         restarts: How often a failed attempt is repeated.
         owner_timeout_s: When a silent owner counts as hung.
+        heartbeat: Whether it moves its heartbeat, by which it also notices that it was overtaken.
     """
 
     kind: str
@@ -65,6 +66,7 @@ class RunRequest:
     mode: CheckpointMode = CheckpointMode.EXACTLY_ONCE
     restarts: int = 20
     owner_timeout_s: float = 30.0
+    heartbeat: bool = True
 
     def without_faults(self) -> RunRequest:
         """The same run, undisturbed."""

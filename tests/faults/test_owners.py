@@ -68,7 +68,8 @@ def test_overtaken_run_is_fenced_when_its_sessions_could_not_be_ended(
     arena: Arena, undisturbed: Undisturbed, stranger: str, kind: str, step: str, occurrence: int
 ) -> None:
     expected = undisturbed.state(kind)
-    request = arena.case(kind, Fault(Action.STOP, step, occurrence))
+    # Without a heartbeat, nothing but the fence can tell it.
+    request = arena.case(kind, Fault(Action.STOP, step, occurrence), heartbeat=False)
     with arena.told(request):
         stopped = arena.spawn(request)
         assert stopped.wait_stopped()
