@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -147,3 +148,11 @@ def test_architecture_speaks_only_of_events_that_exist() -> None:
 
     assert spoken_of - emitted_events() == set()
     assert len(spoken_of) > 20
+
+
+def test_architecture_names_the_layers_that_are_checked() -> None:
+    contracts = tomllib.loads(text_of("pyproject.toml"))["tool"]["importlinter"]["contracts"]
+    checked = [set(layer.split(" | ")) for contract in contracts for layer in contract.get("layers", [])]
+
+    lines = re.findall(r"^(etl\.\w+(?:, etl\.\w+)*) {2,}\S", text_of("ARCHITECTURE.md"), flags=re.MULTILINE)
+    assert [set(line.split(", ")) for line in lines] == checked
