@@ -103,7 +103,7 @@ def product_environ(url: str, state_dir: Path) -> Mapping[str, str]:
 @contextmanager
 def open_server(configured_url: str | None) -> Iterator[Server]:
     """The configured server, else a private one with the settings that the product gives it."""
-    bindir = _embedded_bindir()
+    bindir = embedded_bindir()
     if configured_url:
         yield Server(configured_url, bindir)
         return
@@ -120,7 +120,8 @@ def open_server(configured_url: str | None) -> Iterator[Server]:
         shutil.rmtree(directory)
 
 
-def _embedded_bindir() -> Path | None:
+def embedded_bindir() -> Path | None:
+    """Where the private server's programs are, if ``psql`` is among them."""
     from etl.errors import ConfigurationError
     from etl.store.embedded.binaries import find_bindir
 

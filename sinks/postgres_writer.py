@@ -45,6 +45,8 @@ else:
 
 COPY_ROWS_MAX = 65_536
 COPY_SIZE_BYTES = 1 << 20
+SHARED_COPY_ROWS_MAX = 131_072
+SHARED_COPY_SIZE_BYTES = 8 << 20
 INSERT_ROWS_MAX = 32_768
 INSERT_SIZE_BYTES = 16 << 20
 
@@ -339,6 +341,14 @@ def _on_conflict(table: PostgresTable, names: Sequence[str]) -> sql.Composed:
     return sql.SQL(" ON CONFLICT ({}) DO UPDATE SET {}{}").format(key, pairs, guard)
 
 
-def chunker_for(table: PostgresTable) -> Chunker:
-    """Chunks of the size that measured best for the way the rows are written."""
-    return Chunker(INSERT_ROWS_MAX, INSERT_SIZE_BYTES) if table.key else Chunker(COPY_ROWS_MAX, COPY_SIZE_BYTES)
+def chunker_for(table: PostgresTable, *, shared: bool = False) -> Chunker:
+    """Chunks of the size that measured best for the way the rows are written.
+
+    Args:
+        table: Where they are written to.
+        shared: Whether the connection is shared, so that each chunk is a COPY of its own: at the end of each the
+            server catches up and then waits for the next.
+    """
+    if table.key:
+        return Chunker(INSERT_ROWS_MAX, INSERT_SIZE_BYTES)
+    return Chunker(SHARED_COPY_ROWS_MAX, SHARED_COPY_SIZE_BYTES) if shared else Chunker(COPY_ROWS_MAX, COPY_SIZE_BYTES)

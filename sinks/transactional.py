@@ -39,7 +39,7 @@ class _Writer(SinkWriter):
     def __init__(self, context: SinkContext, table: PostgresTable) -> None:
         self._context = context
         self._table = table
-        self._chunker = chunker_for(table)
+        self._chunker = chunker_for(table, shared=True)
         self._loader: Loader | None = None
         self._checkpoint_id = context.checkpoint_id + 1
         self._rows = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -28,7 +29,6 @@ from etl.runtime.stop import StopSignal
 from etl.runtime.telemetry import Event, Telemetry
 from etl.settings import Settings
 from etl.store.database import Database
-
 
 STOP_LIMIT_S = 9.5
 """A process that was asked to stop ends within this time, whatever hangs."""
@@ -147,7 +147,7 @@ class Signals:
 
     def give_up(self, _signum: int, _frame: FrameType | None) -> None:
         """Something hangs, a lock in the database perhaps: end as the second signal would."""
-        os.write(2, f"not stopped within {STOP_LIMIT_S:g} s: ending at once; the next run settles what is left\n".encode())
+        os.write(2, f"not stopped within {STOP_LIMIT_S:g} s: ending at once; the next run settles the rest\n".encode())
         os._exit(128 + (self.received or signal.SIGTERM))
 
 
@@ -283,6 +283,7 @@ def run(
     with listening(signals):
         settings = load_settings_for(jobs)
         loaded, asked = _load(jobs, settings, outcomes, debug=invocation.debug)
+        _collect_garbage()
         if loaded:
             with choose_reporter(quiet=quiet, follow=follow) as reporter:
                 options = RunOptions(follow=follow, owner_timeout_s=owner_timeout_s, if_running=IfRunning(if_running))
@@ -305,6 +306,13 @@ def listening(signals: Signals) -> Iterator[None]:
         signal.signal(signal.SIGALRM, alarm_before)
         for signum in caught:
             signal.signal(signum, before[signum])
+
+
+def _collect_garbage() -> None:
+    """From here on, after the imports of commands and jobs; what they made is not looked at again."""
+    if not gc.isenabled():
+        gc.freeze()
+        gc.enable()
 
 
 def _in_threads(functions: Sequence[Callable[[], None]]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -18,6 +20,7 @@ from etl.sqlstate import translate
 
 CONNECT_TIMEOUT_S = 10
 LOCK_TIMEOUT_S = 60
+SEND_BUFFER_BYTES = 1 << 20
 _KEEPALIVE_IDLE_S = 10
 _KEEPALIVE_INTERVAL_S = 5
 _KEEPALIVE_COUNT = 3
@@ -81,6 +84,7 @@ class Database:
                 f"database {self.name} ({self.safe_url}) is not reachable: {reason}"
             ) from None
         try:
+            _enlarge_send_buffer(connection)
             self._configure(connection)
         except psycopg.Error as error:
             connection.close()
@@ -122,6 +126,16 @@ class Database:
             yield connection
         finally:
             connection.close()
+
+
+def _enlarge_send_buffer(connection: Connection) -> None:
+    """Let a COPY over a Unix socket run ahead while the next rows are encoded; TCP sizes its buffers by itself.
+
+    The kernel cuts the size to its limit (``net.core.wmem_max``), which is still twice the default.
+    """
+    with socket.socket(fileno=os.dup(connection.fileno())) as view:
+        if view.family == socket.AF_UNIX:
+            view.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
 
 
 def _unwrap(context: sa.ExceptionContext) -> None:
