@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from etl.clock import Clock
 from etl.graph import JobGraph, SinkNode, SourceNode
@@ -29,7 +29,7 @@ from etl.source import SourceContext
 from etl.store import checkpoints
 from etl.store.checkpoints import CompletedCheckpoint, Restored
 from etl.store.database import Database, StoreConnection
-from etl.store.lease import Lease, application_name, register_sinks, terminate_sessions
+from etl.store.lease import Lease, application_name, known_sinks, register_sinks, terminate_sessions
 from etl.store.ledger import DatabaseLedger
 from etl.store.runs import RunTotals, save_totals
 from etl.store.write_ahead_log import DatabaseWriteAheadLog
@@ -137,9 +137,7 @@ class Attempt:
                 self._environment.clock,
             )
             restored = checkpoints.restore(self._session, self._lease)
-            sink_ids = register_sinks(
-                self._session, self._lease.job_id, [node.uid for node in self._environment.graph.sinks]
-            )
+            sink_ids = self._register_sinks()
             keeper.start()
             resources.callback(keeper.stop)
             transactions = StoreTransactions(self._open_session, self._ledger(STORE_SINK_ID), self._emit)
@@ -147,6 +145,16 @@ class Attempt:
             parts = self._parts(sink_ids, transactions, resources)
             self._recover(parts, restored)
             self._run_subtasks(parts, restored, transactions, resources)
+
+    def _register_sinks(self) -> dict[str, int]:
+        uids = [node.uid for node in self._environment.graph.sinks]
+        new = sorted(set(uids) - known_sinks(self._session, self._lease.job_id).keys())
+        if new and self._lease.checkpoint_id > 0:
+            self._environment.warn(
+                f"new sink(s) {', '.join(new)}: they get what is read from now on, not what was read before;"
+                " for all of it, load into them with a job of another name"
+            )
+        return register_sinks(self._session, self._lease.job_id, uids)
 
     # --- recovery ---------------------------------------------------------------------------------------------------
 
@@ -321,13 +329,18 @@ class Attempt:
             subtasks=[subtask.uid for subtask in wiring.subtasks],
             inbox=self._inbox,
             outlets=Outlets(
-                complete=lambda completed: self._complete(transactions, completed),
+                complete=lambda completed: self._complete(transactions, self._as_recorded(completed)),
                 commit_unrecorded=lambda checkpoint_id: self._commit_unrecorded(transactions, checkpoint_id),
                 committed=self._committed,
                 emit=self._emit,
             ),
             clock=environment.clock,
         )
+
+    def _as_recorded(self, completed: CompletedCheckpoint) -> CompletedCheckpoint:
+        sinks = {node.uid: node.sink for node in self._environment.graph.sinks}
+        handles = [recovery.recorded(one, sinks[one.uid]) for one in completed.committables]
+        return replace(completed, committables=handles)
 
     def _complete(self, transactions: StoreTransactions, completed: CompletedCheckpoint) -> None:
         """THE transaction: head, positions, handles, and every row of transactional sinks, or nothing of it."""

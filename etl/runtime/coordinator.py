@@ -248,9 +248,17 @@ class Coordinator:
         pending.sinks_awaited.discard(message.uid)
         pending.rows_written[message.uid] = message.rows
         if message.committable is not None:
+            self._require_committer(message.uid, message.committable)
             pending.committables.append(message.committable)
         if not pending.sinks_awaited and not pending.sources_awaited:
             self._complete(pending)
+
+    def _require_committer(self, uid: str, committable: Committable) -> None:
+        """Before the unit is recorded: nobody could commit it afterwards."""
+        if committable.uid != uid:
+            raise InternalError(f"sink {uid} staged a unit in the name of {committable.uid}")
+        if self._committers[uid] is None:
+            raise InternalError(f"sink {uid} staged a unit but has no committer; derive it from SupportsCommitter")
 
     # --- completing and committing ----------------------------------------------------------------------------------
 
@@ -280,8 +288,7 @@ class Coordinator:
         self._outlets.emit("commit.begin", checkpoint=pending.checkpoint_id)
         for committable in pending.committables:
             committer = self._committers[committable.uid]
-            if committer is None:
-                raise InternalError(f"sink {committable.uid} staged a unit but has no committer")
+            assert committer is not None
             committer.commit(committable)
         self._outlets.emit("commit.end", checkpoint=pending.checkpoint_id)
         self._outlets.committed(pending.checkpoint_id, pending.rows_written)

@@ -6,11 +6,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from etl.errors import FenceBlockedError, StateError
 from etl.sink import Committable, Committer, Emit, Sink, SinkContext
 from etl.store.checkpoints import Restored
+
+DELIVERY = "delivery"
+"""Key in the recorded payload of a unit: how the sink that staged it delivers."""
 
 RECOVERY_ROUNDS_MAX = 120
 """Each round waits up to half a second for the fence: about a minute, then the attempt fails and is tried again."""
@@ -39,12 +42,12 @@ def recover(
     """Settle, fence and verify every sink; returns the rows made visible on the way, by sink uid.
 
     Raises:
-        StateError: A completed checkpoint has rows that are not in the target, or names a sink the job lacks.
+        StateError: A completed checkpoint has rows that are not in the target, or may have such rows of a sink that
+            the job no longer has in this form.
         FencedError: A newer run owns the job.
         FenceBlockedError: A former run's transaction could not be ended in time.
     """
-    completed = _by_uid(restored.committables)
-    _refuse_unknown(parts, completed, restored.checkpoint_id)
+    completed = _by_uid(_own_units(parts, restored))
     visible: dict[str, int] = {}
     _settle_until_fenced(parts, completed, visible, fence_store, emit)
     # A former run may have staged something between the settling and the fence; after the fence nothing can come.
@@ -93,11 +96,26 @@ def _by_uid(committables: Sequence[Committable]) -> dict[str, list[Committable]]
     return found
 
 
-def _refuse_unknown(parts: Sequence[SinkPart], completed: Mapping[str, object], checkpoint_id: int) -> None:
-    able = {part.uid for part in parts if part.committer is not None}
-    unknown = sorted(set(completed) - able)
-    if unknown:
+def recorded(committable: Committable, sink: Sink) -> Committable:
+    """The handle as it is stored: with the sink's way of delivery, so that a changed sink does not take it for its own.
+
+    A prepared transaction, for instance, is nothing that a write-ahead sink could find or finish.
+    """
+    return replace(committable, payload={**committable.payload, DELIVERY: str(sink.delivery)})
+
+
+def _own_units(parts: Sequence[SinkPart], restored: Restored) -> list[Committable]:
+    """The recorded units that the job's sinks can settle.
+
+    Those of a sink that is gone, or delivers otherwise now, are left out when a run has ended well since: its end says
+    that they are visible.
+    """
+    able = {part.uid: str(part.sink.delivery) for part in parts if part.committer is not None}
+    own = [one for one in restored.committables if one.uid in able and one.payload.get(DELIVERY) == able[one.uid]]
+    changed = sorted({one.uid for one in restored.committables} - {one.uid for one in own})
+    if changed and not restored.settled:
         raise StateError(
-            f"checkpoint {checkpoint_id} may have uncommitted rows of sink(s) {', '.join(unknown)}, which the job"
-            " no longer has in this form; run the former version of the job once to its end, then change it"
+            f"checkpoint {restored.checkpoint_id} may have uncommitted rows of sink(s) {', '.join(changed)}, which the"
+            " job no longer has in this form; run the former version of the job once to its end, then change it"
         )
+    return own

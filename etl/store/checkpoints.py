@@ -14,7 +14,7 @@ from etl.source import Position
 from etl.store import tables
 from etl.store.database import StoreConnection
 from etl.store.lease import Lease
-from etl.store.tables import Trigger
+from etl.store.tables import RunStatus, Trigger
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +48,13 @@ class Restored:
         checkpoint_id: The last completed checkpoint, 0 before the first.
         positions: By source uid and split id.
         committables: Handles recorded in that checkpoint.
+        settled: Whether a run has ended well at that checkpoint: all of it is visible then.
     """
 
     checkpoint_id: int
     positions: Mapping[str, Mapping[str, Position]] = field(default_factory=dict)
     committables: Sequence[Committable] = ()
+    settled: bool = False
 
 
 def advance_head(connection: StoreConnection, lease: Lease, checkpoint_id: int) -> None:
@@ -120,6 +122,7 @@ def restore(connection: StoreConnection, lease: Lease) -> Restored:
         checkpoint_id=lease.checkpoint_id,
         positions=_positions(connection, lease),
         committables=_committables(connection, lease),
+        settled=_is_settled(connection, lease),
     )
 
 
@@ -151,6 +154,16 @@ def _committables(connection: StoreConnection, lease: Lease) -> list[Committable
         column.checkpoint_id == lease.checkpoint_id,
     )
     return [Committable(*row) for row in connection.core.execute(query.order_by(column.uid, column.subtask))]
+
+
+def _is_settled(connection: StoreConnection, lease: Lease) -> bool:
+    column = tables.run.c
+    ended_well = sa.select(column.run_id).where(
+        column.job_id == lease.job_id,
+        column.checkpoint_id == lease.checkpoint_id,
+        column.status.in_([RunStatus.SUCCEEDED, RunStatus.STOPPED]),
+    )
+    return bool(connection.core.execute(sa.select(ended_well.exists())).scalar_one())
 
 
 def prune(connection: StoreConnection, lease: Lease, checkpoint_id: int, keep: int) -> None:

@@ -79,10 +79,15 @@ def register_job(connection: StoreConnection, name: str) -> str:
     return job_id
 
 
+def known_sinks(connection: StoreConnection, job_id: str) -> dict[str, int]:
+    """Numbers by uid of all sinks that the job has ever had."""
+    query = sa.select(tables.sink.c.uid, tables.sink.c.sink_id).where(tables.sink.c.job_id == job_id)
+    return {str(uid): int(number) for uid, number in connection.core.execute(query)}
+
+
 def register_sinks(connection: StoreConnection, job_id: str, uids: list[str]) -> dict[str, int]:
     """Small lasting numbers for the sinks of a job, for identifiers. Called by the owner of the job only."""
-    query = sa.select(tables.sink.c.uid, tables.sink.c.sink_id).where(tables.sink.c.job_id == job_id)
-    known = {str(uid): int(number) for uid, number in connection.core.execute(query)}
+    known = known_sinks(connection, job_id)
     for uid in uids:
         if uid not in known:
             known[uid] = max(known.values(), default=0) + 1
