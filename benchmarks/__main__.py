@@ -18,7 +18,7 @@ from benchmarks.server import NoPsqlError, Server, open_server
 from benchmarks.startup import run_startup
 
 _NAMES = [pair.name for pair in PAIRS]
-_ROWS = 2_000_000
+_ROWS = 4_000_000
 _ROUNDS = 5
 _COULD_NOT_MEASURE = 2
 

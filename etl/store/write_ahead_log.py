@@ -18,7 +18,10 @@ from psycopg.rows import tuple_row
 
 from etl.errors import InternalError
 from etl.sink import Committable, Connection, Ledger
+from etl.store.read_ahead import read_ahead
 from etl.transaction import begin, commit, transaction
+
+READ_AHEAD_BATCHES = 4
 
 _COPY = (
     "COPY etl.write_ahead_log"
@@ -125,7 +128,10 @@ class DatabaseWriteAheadLog:
                 self._unit(committable),
                 binary=True,
             )
-            yield (batch for (segment,) in cursor for batch in pa.ipc.open_stream(segment))
+            batches = (batch for (segment,) in cursor for batch in pa.ipc.open_stream(segment))
+            # The server sends the next segments while the target takes the rows of these.
+            with read_ahead(batches, READ_AHEAD_BATCHES) as taken:
+                yield taken
 
     def prune(self, committable: Committable) -> None:
         """See :meth:`etl.sink.WriteAheadLog.prune`."""
