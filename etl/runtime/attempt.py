@@ -29,6 +29,7 @@ from etl.source import SourceContext
 from etl.store import checkpoints
 from etl.store.checkpoints import CompletedCheckpoint, Restored
 from etl.store.database import Database, StoreConnection
+from etl.store.integrity import require_whole
 from etl.store.lease import Lease, application_name, known_sinks, register_sinks, terminate_sessions
 from etl.store.ledger import DatabaseLedger
 from etl.store.runs import RunTotals, save_totals
@@ -137,6 +138,7 @@ class Attempt:
                 self._environment.clock,
             )
             restored = checkpoints.restore(self._session, self._lease)
+            require_whole(self._session, self._lease, restored)
             sink_ids = self._register_sinks()
             keeper.start()
             resources.callback(keeper.stop)

@@ -89,12 +89,14 @@ def record(connection: StoreConnection, lease: Lease, run_id: int, completed: Co
             duration_ms=completed.duration_ms,
             rows_read=completed.rows_read,
             rows_written=dict(completed.rows_written),
+            units=len(completed.committables),
+            positions=len(_moved(completed)),
+            splits=_splits(connection, lease, completed),
         )
     )
     positions = [
-        {**key, "uid": uid, "split_id": split_id, "position": dict(position)}
-        for uid, splits in completed.positions.items()
-        for split_id, position in splits.items()
+        {**key, "uid": uid, "split_id": split_id, "position": dict(completed.positions[uid][split_id])}
+        for uid, split_id in _moved(completed)
     ]
     if positions:
         connection.core.execute(sa.insert(tables.position), positions)
@@ -111,6 +113,35 @@ def record(connection: StoreConnection, lease: Lease, run_id: int, completed: Co
     ]
     if committables:
         connection.core.execute(sa.insert(tables.committable), committables)
+
+
+def _moved(completed: CompletedCheckpoint) -> list[tuple[str, str]]:
+    return [(uid, split_id) for uid, splits in completed.positions.items() for split_id in splits]
+
+
+def _splits(connection: StoreConnection, lease: Lease, completed: CompletedCheckpoint) -> int:
+    """How many splits have a position with this checkpoint: those of the one before, and those that are new.
+
+    Arrays and not one parameter a split: a checkpoint may move more splits than a statement may have parameters.
+    """
+    moved = _moved(completed)
+    row = connection.driver.execute(
+        "SELECT coalesce((SELECT splits FROM etl.checkpoint WHERE job_id = %(job)s AND incarnation = %(incarnation)s"
+        "                 AND checkpoint_id = %(before)s), 0) + count(*)"
+        " FROM unnest(%(uids)s::text[], %(splits)s::text[]) AS moved (uid, split_id)"
+        " WHERE NOT EXISTS (SELECT FROM etl.position p WHERE p.job_id = %(job)s AND p.incarnation = %(incarnation)s"
+        "                   AND p.uid = moved.uid AND p.split_id = moved.split_id"
+        "                   AND p.checkpoint_id <= %(before)s)",
+        {
+            "job": lease.job_id,
+            "incarnation": lease.incarnation,
+            "before": completed.checkpoint_id - 1,
+            "uids": [uid for uid, _ in moved],
+            "splits": [split_id for _, split_id in moved],
+        },
+    ).fetchone()
+    assert row is not None
+    return int(row[0])
 
 
 def restore(connection: StoreConnection, lease: Lease) -> Restored:

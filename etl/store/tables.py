@@ -120,6 +120,9 @@ checkpoint = sa.Table(
     sa.Column("duration_ms", sa.BigInteger, nullable=False),
     sa.Column("rows_read", sa.BigInteger, nullable=False),
     sa.Column("rows_written", JSONB, nullable=False),
+    sa.Column("units", sa.Integer, nullable=False),
+    sa.Column("positions", sa.Integer, nullable=False),
+    sa.Column("splits", sa.BigInteger, nullable=False),
     _one_of("trigger", Trigger),
 )
 

@@ -117,3 +117,18 @@ def test_views_show_the_job_to_a_person(owner: Owner) -> None:
     assert positions == [("job", "src", "a", {"next": 1})]
     seen = owner.session.driver.execute("SELECT checkpoint, trigger, current FROM etl.checkpoints").fetchall()
     assert seen == [(1, "rows", True)]
+
+
+def test_checkpoint_counts_what_belongs_to_it(owner: Owner) -> None:
+    owner.complete(1, {"src": {"a": {"next": 1}, "b": {"next": 1}}})
+    owner.complete(2, {"src": {"b": {"next": 2}, "c": {"next": 1}}, "other": {"a": {"next": 1}}})
+    owner.complete(3, {})
+    counts = "SELECT checkpoint_id, units, positions, splits FROM etl.checkpoint ORDER BY 1"
+    assert owner.session.driver.execute(counts).fetchall() == [(1, 1, 2, 2), (2, 1, 3, 4), (3, 1, 0, 4)]
+
+
+def test_split_whose_old_rows_were_pruned_is_not_counted_again(owner: Owner) -> None:
+    for number in range(1, 6):
+        owner.complete(number, {"src": {"a": {"next": number}}}, keep=1)
+    counts = "SELECT checkpoint_id, positions, splits FROM etl.checkpoint"
+    assert owner.session.driver.execute(counts).fetchall() == [(5, 1, 1)]

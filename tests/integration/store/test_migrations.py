@@ -72,3 +72,29 @@ def test_run_is_refused_when_the_schema_is_newer(store_url: str) -> None:
             migrations.require_current(connection, "store")
     with pytest.raises(ConfigurationError, match="install the newer version"):
         migrations.upgrade(store_url)
+
+
+def test_upgrade_counts_what_former_checkpoints_hold(store_url: str) -> None:
+    with psycopg.connect(store_url, autocommit=True) as connection:
+        connection.execute("ALTER TABLE etl.checkpoint DROP COLUMN units, DROP COLUMN positions, DROP COLUMN splits")
+        connection.execute("UPDATE etl.alembic_version SET version_num = '0001'")
+        connection.execute("INSERT INTO etl.job VALUES ('0123456789abcdef', 'old')")
+        connection.execute(
+            "INSERT INTO etl.run (job_id, status, epoch, host, pid, version)"
+            " VALUES ('0123456789abcdef', 'succeeded', 1, 'h', 1, 'v')"
+        )
+        connection.execute(
+            "INSERT INTO etl.checkpoint SELECT '0123456789abcdef', 1, number, 1, run_id, 'rows', now(), 1, 1, '{}'"
+            " FROM etl.run, generate_series(1, 2) number"
+        )
+        connection.execute(
+            "INSERT INTO etl.position VALUES ('0123456789abcdef', 1, 's', 'a', 1, '{}'),"
+            " ('0123456789abcdef', 1, 's', 'b', 1, '{}'), ('0123456789abcdef', 1, 's', 'b', 2, '{}'),"
+            " ('0123456789abcdef', 1, 's', 'c', 2, '{}')"
+        )
+        connection.execute("INSERT INTO etl.committable VALUES ('0123456789abcdef', 1, 2, 'out', 0, 1, 5, '{}')")
+        migrations.upgrade(store_url)
+        counts = connection.execute(
+            "SELECT checkpoint_id, units, positions, splits FROM etl.checkpoint ORDER BY 1"
+        ).fetchall()
+    assert counts == [(1, 0, 2, 2), (2, 1, 2, 3)]
