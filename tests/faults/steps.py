@@ -47,14 +47,14 @@ STEPS: Mapping[str, frozenset[str]] = {
 }
 """By job: what a run emits that is not disturbed."""
 
-_SETTLING = ("recover.listed", "recover.each.before", "recover.each.after")
+SETTLING = ("recover.listed", "recover.each.before", "recover.each.after")
 _DELIVERING = ("sink.begun", "sink.fenced", "sink.written", "commit.delivered")
 
 RECOVERY_STEPS: Mapping[str, frozenset[str]] = {
-    "two-phase": frozenset(_SETTLING),
-    "two-phase-upsert": frozenset(_SETTLING),
-    "write-ahead": frozenset({*_SETTLING, *_DELIVERING}),
-    "united": frozenset({*_SETTLING, *_DELIVERING}),
+    "two-phase": frozenset(SETTLING),
+    "two-phase-upsert": frozenset(SETTLING),
+    "write-ahead": frozenset({*SETTLING, *_DELIVERING}),
+    "united": frozenset({*SETTLING, *_DELIVERING}),
 }
 """By job: what a run emits before it reads, besides the steps of every start, when the one before has left a unit."""
 
