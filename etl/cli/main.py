@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -137,8 +138,25 @@ def execute(arguments: Sequence[str]) -> int:
     return code if isinstance(code, int) else 0
 
 
+def open_missing_streams() -> None:
+    """Give the process the standard streams that it was started without (``etl run … 2>&-``, some schedulers).
+
+    Otherwise the next file or database session would get one of their numbers, and what any library prints there would
+    end up in it.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, which is this one
+    sys.stdin = sys.stdin or open(0, closefd=False)  # noqa: SIM115 (as long as the process)
+    sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
+
+
 def main() -> NoReturn:
     """Entry point of the console script."""
+    open_missing_streams()
     # Importing makes objects that stay: looking for garbage among them takes a tenth of a run's start.
     gc.disable()
     sys.exit(execute(sys.argv[1:]))

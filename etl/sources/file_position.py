@@ -54,7 +54,10 @@ class FilePosition:
             raise StateError(
                 f"{split}: the stored position is not one of a file ({', '.join(bad)} missing or malformed)"
             )
-        return cls(**{name: position[name] for name in wanted})
+        read = cls(**{name: position[name] for name in wanted})
+        if not (0 <= read.head_bytes <= read.offset >= read.tail_bytes >= 0 and read.line >= 1):
+            raise StateError(f"{split}: the stored position contradicts itself: {dict(position)}; restore it")
+        return read
 
     def to_json(self) -> Mapping[str, Any]:
         """The JSON object that is stored."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -273,3 +274,22 @@ def test_summary_that_cannot_be_printed_is_an_error_of_a_run_that_is_done(stored
         " stdout cannot be written: No space left on device\n"
     )
     assert rows(store_url, "numbers") == list(range(25))
+
+
+@pytest.mark.parametrize(("closed", "lines"), [("<&-", 2), (">&-", 0), ("2>&-", 2), ("<&- >&- 2>&-", 0)])
+def test_run_that_was_started_without_standard_streams_is_done(
+    stored: Project, store_url: str, closed: str, lines: int
+) -> None:
+    stored.job("first")
+    stored.job("second")
+    command = shlex.join([*stored.command, "run", "--json", "jobs.first", "jobs.second"])
+
+    done = subprocess.run(
+        ["sh", "-c", f"{command} {closed}"],
+        cwd=stored.dir, env=dict(stored.environ), capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    assert len(done.stdout.splitlines()) == lines
+    assert rows(store_url, "first") == rows(store_url, "second") == list(range(25))

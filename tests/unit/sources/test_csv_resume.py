@@ -187,3 +187,11 @@ def test_header_that_changed_its_order_is_refused(inbox: Inbox) -> None:
 def test_copy_truncate_rotation_is_refused_not_read_twice_silently(read_inbox: Inbox) -> None:
     read_inbox.write(HEADER + b"1,after\n")
     assert "truncated or replaced" in refusal(read_inbox)
+
+
+@pytest.mark.parametrize(
+    "edited", [{"offset": 11}, {"offset": -1}, {"head_bytes": -1}, {"tail_bytes": -5}, {"line": 0}]
+)
+def test_stored_position_that_contradicts_itself_is_refused(read_inbox: Inbox, edited: dict[str, int]) -> None:
+    read_inbox.known["orders.csv"] = {**read_inbox.known["orders.csv"], **edited}
+    assert refusal(read_inbox).startswith("orders.csv: the stored position contradicts itself: {'offset': ")
