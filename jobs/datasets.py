@@ -75,6 +75,8 @@ def _copy(member: Path, target: Path) -> None:
             with _opened(member) as content:
                 shutil.copyfileobj(content, part)
             part.close()
+            # Temporary files are closed to others; this one is for everybody who runs jobs here.
+            Path(part.name).chmod(0o644)
             Path(part.name).replace(target)
         except BaseException:
             Path(part.name).unlink(missing_ok=True)

@@ -19,7 +19,8 @@ def test_packaged_csv_copies_the_file_without_importing_the_package(tmp_path: Pa
     findings = airports().preflight(SourceContext("airports_csv", tmp_path))
 
     assert findings == []
-    assert [path.name for path in (tmp_path / "data").iterdir()] == ["airports.csv"]
+    (copied,) = (tmp_path / "data").iterdir()
+    assert (copied.name, copied.stat().st_mode & 0o777) == ("airports.csv", 0o644)
     assert "airportsdata" not in sys.modules
 
 
