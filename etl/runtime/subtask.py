@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import queue
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -76,6 +77,26 @@ class Subtask(ABC):
 def _send(outputs: Sequence[Channel], element: Element) -> None:
     for output in outputs:
         output.put(element)
+
+
+def _require_storable(uid: str, split_id: str, position: Position) -> None:
+    """Refuse a position that the store would not give back as it is; a restart would read from somewhere else.
+
+    Raises:
+        InternalError: The source's mistake: NaN, keys that are no texts, tuples, NUL characters, other objects.
+    """
+    given = [split_id, dict(position) if isinstance(position, Mapping) else position]
+    try:
+        text = json.dumps(given, allow_nan=False, ensure_ascii=False)
+        text.encode()
+        storable = isinstance(given[1], dict) and json.loads(text) == given
+    except (TypeError, ValueError):
+        storable = False
+    # Without escaped backslashes, what is left of an escaped NUL is one.
+    if not storable or "\\u0000" in text.replace("\\\\", ""):
+        raise InternalError(
+            f"source {uid}: position {position!r} of split {split_id!r} cannot be stored as a JSON object"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,6 +245,8 @@ class SourceSubtask(Subtask):
 
     def _collect(self) -> None:
         moved = self._reader.snapshot_positions()
+        for split_id, position in moved.items():
+            _require_storable(self.uid, split_id, position)
         if moved:
             self.activity.moved = True
             self._moved.update(moved)

@@ -1,0 +1,87 @@
+"""Source subtasks: what a source may hand over as its position."""
+
+from __future__ import annotations
+
+import math
+import queue
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from etl.errors import InternalError
+from etl.runtime.message import Failed, Finish, Message, SourceDry, SubtaskEnded
+from etl.runtime.subtask import SourceSettings, SourceSubtask
+from etl.source import Position, SourceReader, Split, SplitEnumerator
+from tests.support.scripted import COLUMNS
+
+
+class _NothingNew(SplitEnumerator):
+    def discover(self, known: Mapping[str, Position]) -> Sequence[Split]:
+        return []
+
+
+class _Positions(SourceReader):
+    def __init__(self, positions: Mapping[str, Position]) -> None:
+        self._positions = positions
+
+    def assign(self, splits: Sequence[Split]) -> None: ...
+
+    def read_batch(self) -> pa.RecordBatch | None:
+        return None
+
+    def snapshot_positions(self) -> Mapping[str, Position]:
+        return self._positions
+
+    def close(self) -> None: ...
+
+
+def reports(positions: Mapping[str, Any]) -> list[Message]:
+    inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
+    settings = SourceSettings(COLUMNS.to_arrow(), None, follow=False)
+    subtask = SourceSubtask(
+        "src", inbox.put, _NothingNew(), _Positions(positions), {}, [], settings, lambda *_names, **_fields: None
+    )
+    subtask.command(Finish())
+    subtask.run()
+    return [inbox.get_nowait() for _ in range(inbox.qsize())]
+
+
+@pytest.mark.parametrize(
+    ("split_id", "position"),
+    [
+        ("a", {"next": math.nan}),
+        ("a", {"next": math.inf}),
+        ("a", {1: 2}),
+        ("a", {"next": (1, 2)}),
+        ("a", {"next": {"deep": [b"bytes"]}}),
+        ("a", {"next": "x\0y"}),
+        ("a", {"next": "\\\0"}),
+        ("a", {"next": "\udc80"}),
+        ("a\0", {"next": 1}),
+        ("a\udc80", {"next": 1}),
+        ("a", None),
+        ("a", [1]),
+    ],
+)
+def test_position_that_would_not_come_back_as_it_is_fails_the_attempt(split_id: str, position: Any) -> None:
+    (failed,) = reports({split_id: position})
+    assert isinstance(failed, Failed)
+    assert isinstance(failed.error, InternalError)
+    assert str(failed.error) == (
+        f"source src: position {position!r} of split {split_id!r} cannot be stored as a JSON object"
+    )
+
+
+@pytest.mark.parametrize(
+    "position",
+    [
+        {},
+        {"next": 1 << 80, "x": None, "y": [1.5, "ü", "\\u0000", {"z": True}]},
+        MappingProxyType({"next": 1}),
+    ],
+)
+def test_position_that_is_json_is_taken(position: Mapping[str, Any]) -> None:
+    assert [type(message) for message in reports({"a": position})] in ([SubtaskEnded], [SourceDry, SubtaskEnded])
