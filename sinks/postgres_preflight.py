@@ -45,6 +45,9 @@ def create_table(context: PreflightContext, table: PostgresTable) -> None:
     """Create the table when it does not exist; safe when several first runs do so at the same time."""
     connection = context.connect("preflight")
     try:
+        # A role that may write to the table need not be one that may create tables.
+        if read_table(connection, table) is not None:
+            return
         with transaction(connection):
             # CREATE TABLE IF NOT EXISTS alone fails with 23505 or 42P07 when two sessions race.
             connection.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", [f"etl create {table}"])

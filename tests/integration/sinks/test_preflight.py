@@ -213,3 +213,12 @@ def test_create_succeeds_for_all_when_several_runs_race(stage: Stage) -> None:
         for made in [pool.submit(sink.prepare_target, stage.preflight_context()) for _ in range(6)]:
             made.result()
     assert stage.scalars("SELECT to_regclass('public.made') IS NOT NULL") == [True]
+
+
+def test_existing_table_needs_no_right_to_create_tables(stage: Stage, unprivileged: str) -> None:
+    stage.admin.execute(f"GRANT USAGE ON SCHEMA public TO {unprivileged}; GRANT INSERT ON out TO {unprivileged}")
+    stage.role = unprivileged
+    sink = TwoPhaseCommitSink(PostgresTable("out", create=True))
+    assert list(_findings(stage, sink)) == []
+    sink.prepare_target(stage.preflight_context())
+    assert stage.scalars("SELECT count(*) FROM out") == [0]
