@@ -151,6 +151,10 @@ class CheckpointTransactions(Protocol):
     def of(self, checkpoint_id: int) -> CheckpointTransaction:
         """The open transaction of this checkpoint; begun, with the fence held, by the first caller."""
 
+    @property
+    def exclusive(self) -> bool:
+        """Whether one sink alone writes in them; it may leave a COPY open between uses, until it has prepared."""
+
 
 class Connect(Protocol):
     """Opens a connection to the sink's database."""

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from etl.errors import Finding
 from etl.sink import Committable, Delivery, PreflightContext, SinkContext, SinkWriter
-from sinks.postgres_loaders import chunked_loader
+from sinks.postgres_loaders import chunked_loader, streaming_loader
 from sinks.postgres_table import PostgresTable
 from sinks.postgres_unit import PostgresSink
 from sinks.postgres_writer import Loader, WritePlan, chunker_for
@@ -39,7 +39,8 @@ class _Writer(SinkWriter):
     def __init__(self, context: SinkContext, table: PostgresTable) -> None:
         self._context = context
         self._table = table
-        self._chunker = chunker_for(table, shared=True)
+        self._shared = not context.transactions.exclusive
+        self._chunker = chunker_for(table, shared=self._shared)
         self._loader: Loader | None = None
         self._checkpoint_id = context.checkpoint_id + 1
         self._rows = 0
@@ -56,6 +57,8 @@ class _Writer(SinkWriter):
     def prepare_commit(self, checkpoint_id: int) -> Committable | None:
         for chunk in self._chunker.rest():
             self._load(chunk)
+        if self._loader is not None:
+            self._loader.end()
         self._context.emit("sink.prepared", uid=self._context.uid, checkpoint=checkpoint_id)
         self._checkpoint_id = checkpoint_id + 1
         return None
@@ -64,10 +67,11 @@ class _Writer(SinkWriter):
         with self._context.transactions.of(self._checkpoint_id).use() as connection:
             if self._loader is None:
                 plan = WritePlan.make(connection, self._context.uid, self._table, self._context.schema)
-                self._loader = chunked_loader(plan)
+                self._loader = chunked_loader(plan) if self._shared else streaming_loader(plan)
             self._loader.load(connection, chunk)
         self._context.emit("sink.written", uid=self._context.uid, checkpoint=self._checkpoint_id, rows=chunk.num_rows)
 
     def close(self) -> None:
         """The transaction belongs to the runtime."""
-        return
+        if self._loader is not None:
+            self._loader.abandon()

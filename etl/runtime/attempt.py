@@ -24,7 +24,7 @@ from etl.runtime.stop import StopSignal
 from etl.runtime.subtask import OperatorSubtask, SinkSubtask, SourceSettings, SourceSubtask, Subtask
 from etl.runtime.telemetry import Telemetry
 from etl.runtime.transactions import StoreTransactions
-from etl.sink import CheckpointMode, Committer, Connect, Connection, SinkContext, SupportsCommitter
+from etl.sink import CheckpointMode, Committer, Connect, Connection, Delivery, SinkContext, SupportsCommitter
 from etl.source import SourceContext
 from etl.store import checkpoints
 from etl.store.checkpoints import CompletedCheckpoint, Restored
@@ -142,7 +142,10 @@ class Attempt:
             sink_ids = self._register_sinks()
             keeper.start()
             resources.callback(keeper.stop)
-            transactions = StoreTransactions(self._open_session, self._ledger(STORE_SINK_ID), self._emit)
+            writing = [node for node in self._environment.graph.sinks if node.sink.delivery is Delivery.TRANSACTIONAL]
+            transactions = StoreTransactions(
+                self._open_session, self._ledger(STORE_SINK_ID), self._emit, exclusive=len(writing) == 1
+            )
             resources.callback(transactions.close)
             parts = self._parts(sink_ids, transactions, resources)
             self._recover(parts, restored)

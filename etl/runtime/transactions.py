@@ -33,9 +33,12 @@ class StoreTransactions:
         open_session: Opens a session in the store.
         ledger: The store's fence; held from the first statement on.
         emit: Announces steps.
+        exclusive: Whether one sink alone writes in them.
     """
 
-    def __init__(self, open_session: Callable[[], StoreConnection], ledger: Ledger, emit: Emit) -> None:
+    def __init__(
+        self, open_session: Callable[[], StoreConnection], ledger: Ledger, emit: Emit, *, exclusive: bool = False
+    ) -> None:
         self._open_session = open_session
         self._ledger = ledger
         self._emit = emit
@@ -43,6 +46,12 @@ class StoreTransactions:
         self._filling: dict[int, StoreTransaction] = {}
         self._idle: list[StoreConnection] = []
         self._closed = False
+        self._exclusive = exclusive
+
+    @property
+    def exclusive(self) -> bool:
+        """See :meth:`etl.sink.CheckpointTransactions.exclusive`."""
+        return self._exclusive
 
     def of(self, checkpoint_id: int) -> StoreTransaction:
         """See :meth:`etl.sink.CheckpointTransactions.of`."""
