@@ -284,6 +284,7 @@ def run(
         settings = load_settings_for(jobs)
         loaded, asked = _load(jobs, settings, outcomes, debug=invocation.debug)
         _collect_garbage()
+        listen_again(signals)
         if loaded:
             with choose_reporter(quiet=quiet, follow=follow) as reporter:
                 options = RunOptions(follow=follow, owner_timeout_s=owner_timeout_s, if_running=IfRunning(if_running))
@@ -306,6 +307,17 @@ def listening(signals: Signals) -> Iterator[None]:
         signal.signal(signal.SIGALRM, alarm_before)
         for signum in caught:
             signal.signal(signum, before[signum])
+
+
+def listen_again(signals: Signals) -> None:
+    """Put the handlers back in front, after the imports of jobs.
+
+    Polars puts one of its own before whatever handles SIGINT when it is imported, and keeps signals to itself while it
+    computes: a request to stop would be lost.
+    """
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(signum) == signals.handle:
+            signal.signal(signum, signals.handle)
 
 
 def _collect_garbage() -> None:

@@ -15,6 +15,13 @@ from tests.faults import oracle
 from tests.faults.arena import Arena
 from tests.faults.jobs import KINDS
 
+COMMAND = """
+import signal
+# Workers of a parallel test session ignore it, and the command line leaves alone what its parent had ignored.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from etl.cli.main import main
+main()
+"""
 STOP_TIMEOUT_S = 10.0
 START_TIMEOUT_S = 60.0
 
@@ -36,7 +43,7 @@ def test_following_run_ends_with_a_final_checkpoint(
     request = arena.case(kind)
     _make_project(tmp_path, arena, request.job, kind)
     environment = {**os.environ, "ETL_DATABASE_URL": arena.store_url, "PYTHONPATH": str(Path(__file__).parents[2])}
-    command = [sys.executable, "-m", "etl.cli", "run", "--follow", "jobs.following"]
+    command = [sys.executable, "-c", COMMAND, "run", "--follow", "jobs.following"]
     with subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True) as process:
         try:
             # Two checkpoints are taken for their rows; the last rows wait for the interval, or for the signal.
