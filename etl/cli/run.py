@@ -33,6 +33,9 @@ from etl.store.database import Database
 STOP_LIMIT_S = 9.5
 """A process that was asked to stop ends within this time, whatever hangs."""
 
+LISTEN_INTERVAL_S = 0.2
+"""A signal is noticed within this time, even one that another library has taken."""
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
@@ -176,14 +179,26 @@ class Runner:
         try:
             with open_store(self.settings) as store:
                 if self.options.follow:
-                    _in_threads([partial(self._run_one, store, index, job) for index, job in jobs.items()])
+                    self._in_threads([partial(self._run_one, store, index, job) for index, job in jobs.items()])
                 else:
-                    _in_threads([partial(self._run_in_turn, store, jobs)])
+                    self._in_threads([partial(self._run_in_turn, store, jobs)])
         except EtlError as error:
             # Opening the store failed, and with it every job; or giving it back did, when all had their outcomes.
             code = report(error, debug=self.debug)
             for index, job in jobs.items():
                 self.outcomes.add_missing(index, Outcome(job.name, code))
+
+    def _in_threads(self, functions: Sequence[Callable[[], None]]) -> None:
+        """Runs never run in the main thread: a signal handler must not meet a lock that its own thread holds."""
+        threads = [threading.Thread(target=function, name=f"etl-run-{n}") for n, function in enumerate(functions)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            while thread.is_alive():
+                # A run may be the first to import polars: its handler makes the wait for a thread sleep on after a
+                # signal, so the wait is short, and our handlers are put back.
+                thread.join(LISTEN_INTERVAL_S)
+                listen_again(self.signals)
 
     def _run_in_turn(self, store: Store, jobs: Mapping[int, Job]) -> None:
         """One after the other; all are tried, whatever becomes of the others, until a signal comes."""
@@ -325,15 +340,6 @@ def _collect_garbage() -> None:
     if not gc.isenabled():
         gc.freeze()
         gc.enable()
-
-
-def _in_threads(functions: Sequence[Callable[[], None]]) -> None:
-    """Runs never run in the main thread: a signal handler must not meet a lock that its own thread holds."""
-    threads = [threading.Thread(target=function, name=f"etl-run-{n}") for n, function in enumerate(functions)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
 
 
 def _load(

@@ -293,3 +293,38 @@ def test_run_that_was_started_without_standard_streams_is_done(
     assert "Traceback" not in done.stderr
     assert len(done.stdout.splitlines()) == lines
     assert rows(store_url, "first") == rows(store_url, "second") == list(range(25))
+
+
+LATE = """
+from dataclasses import dataclass
+
+from etl import Job
+from jobs._numbers import Numbers, Table
+
+
+@dataclass(frozen=True)
+class Late(Numbers):
+    def create_reader(self, context):
+        import polars
+
+        return super().create_reader(context)
+
+
+job = Job("late")
+job.read("numbers", Late(count=25)).write("table", Table("late", marker={marker!r}))
+"""
+
+
+def test_interrupt_ends_a_run_that_imports_polars_when_it_works_already(
+    stored: Project, store_url: str, tmp_path: Path
+) -> None:
+    stored.job("late")
+    stored.write("jobs/late.py", LATE.format(marker=str(tmp_path / "written")))
+    with started(stored, "run", "--follow", "--json", "jobs.late") as process:
+        await_file(tmp_path / "written", process)
+        process.send_signal(signal.SIGINT)
+        out, _ = process.communicate(timeout=10)
+
+    assert process.returncode == 130
+    assert json.loads(out)["status"] == "stopped"
+    assert rows(store_url, "late") == list(range(25))
