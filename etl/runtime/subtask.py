@@ -140,6 +140,8 @@ class SourceSubtask(Subtask):
         self._emit = emit
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._rows = 0
+        self._rows_at_discovery = 0
+        self._waited = False
         self._reading = True
         self._finished = False
 
@@ -162,13 +164,13 @@ class SourceSubtask(Subtask):
                 self._read()
         _send(self._outputs, EndOfInput())
 
-    def _discover(self) -> bool:
-        """Assign what there is to read; False when there is nothing."""
+    def _discover(self) -> None:
+        """Assign what there is to read."""
         self._collect()
         splits = self._enumerator.discover(self._known)
         if splits:
             self._reader.assign(splits)
-        return bool(splits)
+        self._rows_at_discovery, self._waited = self.rows_total, False
 
     def _obey_pending(self) -> bool:
         try:
@@ -215,7 +217,11 @@ class SourceSubtask(Subtask):
         if not self._settings.follow:
             self._reading = False
             self._report(SourceDry(self.uid))
-        elif not self._discover():
+        elif self._waited or self.rows_total > self._rows_at_discovery:
+            self._discover()
+        else:
+            # Also when a split was found: what is new in it may be the beginning of a record that is still written.
+            self._waited = True
             self._wait_for_command()
 
     def _wait_for_command(self) -> None:

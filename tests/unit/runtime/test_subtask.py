@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import queue
+import threading
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 
 from etl.errors import InternalError
 from etl.runtime.message import Failed, Finish, Message, SourceDry, SubtaskEnded
-from etl.runtime.subtask import SourceSettings, SourceSubtask
+from etl.runtime.subtask import FOLLOW_POLL_S, SourceSettings, SourceSubtask
 from etl.source import Position, SourceReader, Split, SplitEnumerator
 from tests.support.scripted import COLUMNS
 
@@ -47,6 +48,30 @@ def reports(positions: Mapping[str, Any]) -> list[Message]:
     subtask.command(Finish())
     subtask.run()
     return [inbox.get_nowait() for _ in range(inbox.qsize())]
+
+
+class _AlwaysPending(SplitEnumerator):
+    """As a file is whose new bytes are the beginning of a record."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def discover(self, known: Mapping[str, Position]) -> Sequence[Split]:
+        self.asked += 1
+        return [Split("a")]
+
+
+def test_following_waits_when_what_is_pending_yields_no_rows() -> None:
+    enumerator = _AlwaysPending()
+    settings = SourceSettings(COLUMNS.to_arrow(), None, follow=True)
+    subtask = SourceSubtask(
+        "src", lambda _message: None, enumerator, _Positions({}), {}, [], settings, lambda *_names, **_fields: None
+    )
+    timer = threading.Timer(2.2 * FOLLOW_POLL_S, lambda: subtask.command(Finish()))
+    timer.start()
+    subtask.run()
+    timer.join()
+    assert 1 <= enumerator.asked <= 4
 
 
 @pytest.mark.parametrize(
