@@ -60,12 +60,14 @@ class WritePlan:
         table: The target.
         carriers: One a column, in the stream's order.
         nulls_in_key: Whether NULL may stand in a key column (the unique index is NULLS NOT DISTINCT).
+        row_triggers: Whether a trigger may drop or change a row before it is written.
     """
 
     uid: str
     table: PostgresTable
     carriers: tuple[Carrier, ...]
     nulls_in_key: bool
+    row_triggers: bool
 
     @classmethod
     def make(cls, connection: Connection, uid: str, table: PostgresTable, schema: Schema) -> WritePlan:
@@ -82,7 +84,7 @@ class WritePlan:
         findings = [*findings, *key_findings(table, target)]
         if findings:
             raise ConfigurationError.from_findings(f'sink "{uid}"', findings)
-        return cls(uid, table, tuple(carriers), _nulls_allowed(table, target))
+        return cls(uid, table, tuple(carriers), _nulls_allowed(table, target), bool(target.row_triggers))
 
     @property
     def by_array(self) -> bool:
@@ -260,12 +262,8 @@ class ArrayInsert(Loader):
 
     def insert(self, connection: Connection, rows: pa.RecordBatch) -> None:
         """Insert converted rows, no key twice among them."""
-        columns = zip(self._plan.carriers, rows.columns, strict=True)
-        parameters = [array_parameter(carrier, values) for carrier, values in columns]
-        with self._translated("INSERT into"), psycopg.RawCursor(connection) as cursor:
-            register(cursor)
-            cursor.execute(self._statement, parameters)
-            taken = cursor.rowcount
+        with self._translated("INSERT into"):
+            taken = execute_with_columns(connection, self._statement, self._plan.carriers, rows)
         if not self._may_skip:
             self._check(rows.num_rows, taken)
 
@@ -274,6 +272,17 @@ class ArrayInsert(Loader):
         """Whether the statement may rightly leave rows out: older versions, or keys that are there already."""
         table = self._plan.table
         return table.version is not None or (bool(table.key) and len(table.key) == len(self._plan.carriers))
+
+
+def execute_with_columns(
+    connection: Connection, statement: sql.Composed, carriers: Sequence[Carrier], rows: pa.RecordBatch
+) -> int:
+    """Run a statement whose parameters are the columns of these carriers; returns the rows it yielded or changed."""
+    parameters = [array_parameter(carrier, rows.column(carrier.name)) for carrier in carriers]
+    with psycopg.RawCursor(connection) as cursor:
+        register(cursor)
+        cursor.execute(statement, parameters)
+        return cursor.rowcount
 
 
 def last_per_key(plan: WritePlan, rows: pa.RecordBatch) -> pa.RecordBatch:

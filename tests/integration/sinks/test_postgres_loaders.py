@@ -17,6 +17,9 @@ from sinks.postgres_writer import ArrayInsert, ChunkedCopy, Loader, StreamingCop
 from tests.support_sinks.stage import Stage
 
 SCHEMA = Schema.declare({"id": "int8", "note": "text"})
+UNPROBED = 2 * PROBED_KEYS - 1
+"""Of ten times as many keys as are probed, one that is not: every tenth is."""
+assert UNPROBED % 10 != 0
 
 
 @pytest.fixture
@@ -27,9 +30,10 @@ def stage(store_url: str) -> Iterator[Stage]:
     stage.admin.execute("CREATE TABLE statement (number int8 GENERATED ALWAYS AS IDENTITY, kind text)")
     stage.admin.execute(
         "CREATE FUNCTION note_statement() RETURNS trigger LANGUAGE plpgsql AS"
-        " $$BEGIN INSERT INTO statement (kind) VALUES (split_part(current_query(), ' ', 1)); RETURN NULL; END$$"
+        " $$BEGIN IF split_part(current_query(), ' ', 1) IN (TG_OP, 'COPY') THEN"
+        " INSERT INTO statement (kind) VALUES (split_part(current_query(), ' ', 1)); END IF; RETURN NULL; END$$"
     )
-    stage.admin.execute("CREATE TRIGGER t AFTER INSERT ON kept EXECUTE FUNCTION note_statement()")
+    stage.admin.execute("CREATE TRIGGER t AFTER INSERT OR UPDATE ON kept EXECUTE FUNCTION note_statement()")
     yield stage
     stage.close()
 
@@ -63,18 +67,63 @@ def test_new_keys_are_copied(stage: Stage) -> None:
     assert _rows(stage) == [(number, f"n{number}") for number in range(200)]
 
 
-def test_old_keys_are_found_and_inserted_without_a_bet(stage: Stage) -> None:
+def test_old_keys_are_updated(stage: Stage) -> None:
     _load(stage, UpsertLoader(_plan(stage)), _batch(range(100), "old"))
-    written_by = _load(stage, UpsertLoader(_plan(stage)), _batch(range(100), "new"))
+    written_by = _load(stage, UpsertLoader(_plan(stage)), _batch(range(100), "new"), _batch(range(50), "newer"))
+    assert written_by == ["UPDATE", "UPDATE"]
+    assert _rows(stage) == [(n, f"newer{n}" if n < 50 else f"new{n}") for n in range(100)]
+
+
+def test_mixture_is_inserted_without_a_bet(stage: Stage) -> None:
+    _load(stage, UpsertLoader(_plan(stage)), _batch(range(0, 100, 3), "old"))
+    written_by = _load(stage, UpsertLoader(_plan(stage)), _batch(range(100)))
     assert written_by == ["INSERT"]
-    assert _rows(stage) == [(number, f"new{number}") for number in range(100)]
+    assert _rows(stage) == [(number, f"n{number}") for number in range(100)]
+
+
+def test_one_new_key_among_many_old_ones_loses_the_bet(stage: Stage) -> None:
+    ids = range(10 * PROBED_KEYS)
+    _load(stage, UpsertLoader(_plan(stage)), _batch([number for number in ids if number != UNPROBED], "old"))
+    written_by = _load(stage, UpsertLoader(_plan(stage)), _batch(ids, "new"))
+    assert written_by == ["INSERT"]
+    assert _rows(stage) == [(number, f"new{number}") for number in ids]
+
+
+def test_planner_is_left_as_it_was_after_an_update(stage: Stage) -> None:
+    _load(stage, UpsertLoader(_plan(stage)), _batch(range(100)))
+    loader = UpsertLoader(_plan(stage))
+    with transaction(stage.admin):
+        loader.load(stage.admin, _batch(range(100)))
+        settings = [stage.scalars(f"SHOW enable_{kind}join") for kind in ("hash", "merge")]
+    assert settings == [["on"], ["on"]]
+
+
+def test_trigger_that_changes_rows_sees_all_of_them_as_inserted(stage: Stage) -> None:
+    _load(stage, UpsertLoader(_plan(stage)), _batch(range(3), "old"))
+    stage.admin.execute(
+        "CREATE FUNCTION loud() RETURNS trigger LANGUAGE plpgsql AS"
+        " $$BEGIN NEW.note = upper(NEW.note); RETURN NEW; END$$"
+    )
+    stage.admin.execute("CREATE TRIGGER loud BEFORE INSERT ON kept FOR EACH ROW EXECUTE FUNCTION loud()")
+    assert _load(stage, UpsertLoader(_plan(stage)), _batch(range(3), "new")) == ["INSERT"]
+    assert _rows(stage) == [(0, "NEW0"), (1, "NEW1"), (2, "NEW2")]
+
+
+def test_version_guard_decides_row_by_row(stage: Stage) -> None:
+    stage.admin.execute("CREATE TABLE guarded (id int8 PRIMARY KEY, note text, seen int8)")
+    schema = Schema.declare({"id": "int8", "note": "text", "seen": "int8"})
+    table = PostgresTable("guarded", key=["id"], version="seen")
+    plan = WritePlan.make(stage.admin, "out", table, schema)
+    for seen, note in (([1, 5], "first"), ([3, 3], "second")):
+        columns = [pa.array([1, 2], pa.int64()), pa.array([note, note]), pa.array(seen, pa.int64())]
+        _load(stage, UpsertLoader(plan), pa.RecordBatch.from_arrays(columns, names=["id", "note", "seen"]))
+    found = stage.admin.execute("SELECT id, note, seen FROM guarded ORDER BY id").fetchall()
+    assert [tuple(row) for row in found] == [(1, "second", 3), (2, "first", 5)]
 
 
 def test_one_old_key_among_many_new_ones_loses_the_bet(stage: Stage) -> None:
-    unprobed = 2 * PROBED_KEYS - 1
-    _load(stage, UpsertLoader(_plan(stage)), _batch([unprobed], "old"))
+    _load(stage, UpsertLoader(_plan(stage)), _batch([UNPROBED], "old"))
     ids = range(10 * PROBED_KEYS)
-    assert unprobed % (len(ids) // PROBED_KEYS) != 0
     written_by = _load(stage, UpsertLoader(_plan(stage)), _batch(ids))
     assert written_by == ["INSERT"]
     assert _rows(stage) == [(number, f"n{number}") for number in ids]
