@@ -69,7 +69,7 @@ def finish(
 ) -> bool:
     """Record the end of a run; False when a later run has already declared this one dead.
 
-    A fenced run calls this too: its own row is the only thing it may still touch.
+    A fenced run does not call this: its successor has declared it dead already.
     """
     run = tables.run
     done = connection.core.execute(
