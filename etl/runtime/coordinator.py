@@ -270,7 +270,8 @@ class Coordinator:
         self._make_visible(pending)
         self._last_id = pending.checkpoint_id
         self._pending = None
-        self._due_s = self._clock.monotonic_s() + self._policy.interval_s
+        # From trigger to trigger: a checkpoint that took longer than the interval is followed by the next at once.
+        self._due_s = pending.started_s + self._policy.interval_s
 
     def _record(self, pending: PendingCheckpoint) -> None:
         completed = CompletedCheckpoint(

@@ -179,6 +179,18 @@ def test_coordinator_triggers_by_time() -> None:
     assert log[1] == ("complete", 5, Trigger.INTERVAL, 1)
 
 
+def test_coordinator_triggers_at_once_after_a_checkpoint_that_took_longer_than_the_interval() -> None:
+    class BusyWorld(World):
+        def _command(self, command: Command) -> None:
+            self.log.append(command)
+
+    done = [snapshotted(5), staged("two", 5), staged("plain", 5), Failed(KeyError("enough"))]
+    world = BusyWorld([None, *done], policy=CheckpointPolicy(interval_s=3), step_s=1.0)
+    with pytest.raises(KeyError):
+        world.run()
+    assert [entry for entry in world.log if isinstance(entry, TakeSnapshot)] == [TakeSnapshot(5), TakeSnapshot(6)]
+
+
 def test_coordinator_has_one_checkpoint_under_way_at_a_time() -> None:
     script = [CheckpointRequested("src"), CheckpointRequested("src"), None, snapshotted(5), Failed(KeyError("enough"))]
     world = World(script)
