@@ -5,7 +5,7 @@ Nothing runs here. A job module may be imported, explained and tested without a 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -53,6 +53,7 @@ class Job:
         checkpoint: How often checkpoints are taken.
         restart: How failed attempts are repeated.
         owner_timeout_s: A run whose heartbeat stands still for so long may be replaced by another one.
+        forget: Uids of former sources whose stored positions are given up on purpose.
         base_dir: Directory for relative paths of sources and sinks; the working directory unless a loader sets it.
         module_file: The file that made this object.
     """
@@ -66,6 +67,7 @@ class Job:
         checkpoint: CheckpointPolicy = CheckpointPolicy(),  # noqa: B008 - immutable
         restart: RestartPolicy = RestartPolicy(),  # noqa: B008 - immutable
         owner_timeout_s: float = 30.0,
+        forget: Sequence[str] = (),
     ) -> None:
         """Declare an empty job. Mistakes in the arguments are reported by :meth:`graph`, with all others."""
         self.name = name
@@ -74,6 +76,7 @@ class Job:
         self.checkpoint = checkpoint
         self.restart = restart
         self.owner_timeout_s = owner_timeout_s
+        self.forget = tuple(forget)
         self.base_dir = Path()
         self.module_file = Path(Location.of_caller().file)
         self._declarations: list[Declaration] = []

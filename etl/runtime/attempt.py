@@ -8,6 +8,7 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 
 from etl.clock import Clock
+from etl.errors import StateError
 from etl.graph import JobGraph, SinkNode, SourceNode
 from etl.job import Job
 from etl.operator import Operator
@@ -187,12 +188,21 @@ class Attempt:
                 f"checkpoint {restored.checkpoint_id} of an earlier attempt was complete but not yet visible:"
                 f" committed {rows} row(s) of it"
             )
-        known = {node.uid for node in self._environment.graph.sources}
-        forgotten = sorted(set(restored.positions) - known)
-        if forgotten:
-            self._environment.warn(
-                f"stored positions of {', '.join(forgotten)} are not used: the job has no such source"
+        self._settle_sources(restored)
+
+    def _settle_sources(self, restored: Restored) -> None:
+        """Refuse what looks like a renamed source: under its new uid it would read everything again."""
+        job, sources = self._environment.job, {node.uid for node in self._environment.graph.sources}
+        unused = sorted(set(restored.positions) - sources - set(job.forget))
+        new = sorted(sources - set(restored.positions))
+        if unused and new:
+            raise StateError(
+                f"stored positions of source(s) {', '.join(unused)} have no source in the job, and source(s)"
+                f" {', '.join(new)} have no position: a renamed source would read everything again; give it its former"
+                f" uid back, or declare Job(…, forget={unused}) to give these positions up"
             )
+        if unused:
+            self._environment.warn(f"stored positions of {', '.join(unused)} are not used: the job has no such source")
 
     # --- wiring -----------------------------------------------------------------------------------------------------
 

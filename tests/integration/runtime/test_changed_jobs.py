@@ -133,3 +133,25 @@ class _CarelessSink(Sink):
 def test_unit_that_nobody_could_commit_is_refused_before_it_is_recorded(store_url: str, uid: Any, error: str) -> None:
     summary = run(store_url, job_with(_CarelessSink(uid)))
     assert (summary.exit_code, summary.checkpoint, summary.error) == (70, 0, error)
+
+
+def renamed(forget: tuple[str, ...] = ()) -> Job:
+    job = Job("changing", checkpoint=CheckpointPolicy(interval_s=60.0), forget=forget)
+    job.read("other", Numbers(3)).write("out", TwoPhaseCommitSink(append()))
+    return job
+
+
+def test_renamed_source_is_refused_before_it_reads_everything_again(store_url: str) -> None:
+    run(store_url, job_with(TwoPhaseCommitSink(append())))
+    refused = run(store_url, renamed())
+    assert (refused.exit_code, refused.restarts) == (70, 0)
+    assert refused.error is not None
+    assert "source(s) numbers have no source in the job, and source(s) other have no position" in refused.error
+    assert "forget=['numbers']" in refused.error
+    assert ids(store_url) == [0, 1, 2]
+
+
+def test_positions_of_a_former_source_are_given_up_when_the_job_says_so(store_url: str) -> None:
+    run(store_url, job_with(TwoPhaseCommitSink(append())))
+    assert run(store_url, renamed(forget=("numbers",))).exit_code == 0
+    assert ids(store_url) == [0, 0, 1, 1, 2, 2]
