@@ -45,5 +45,6 @@ def test_lost_statement_or_answer_changes_nothing(
                 arena.finish(request)
             else:
                 assert result.exit_code == 0, result.trace
-                assert result.restarts == 1
+                # A fast server's answer may slip through before the connection is cut: nothing was lost then.
+                assert result.restarts in ({0, 1} if loss is Loss.CONNECTION else {1})
             oracle.check_done(arena, request, expected)
