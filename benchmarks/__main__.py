@@ -18,7 +18,9 @@ from benchmarks.server import NoPsqlError, Server, open_server
 from benchmarks.startup import run_startup
 
 _NAMES = [pair.name for pair in PAIRS]
-_ROWS = 4_000_000
+_ROWS = 10_000_000
+_UPSERT_ROWS = 2_000_000
+_GROWTH_ROWS = 2_000_000
 _ROUNDS = 5
 _COULD_NOT_MEASURE = 2
 
@@ -43,8 +45,13 @@ def main() -> None:
     """Benchmarks on the server of ETL_DATABASE_URL (the role may create databases), else on a private one."""
 
 
+def _count(name: str, default: int, text: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    return click.option(name, type=click.IntRange(min=1), default=default, show_default=True, help=text)
+
+
 @main.command()
-@click.option("--rows", type=click.IntRange(min=1), default=_ROWS, show_default=True)
+@_count("--rows", _ROWS, "Rows for sinks that append.")
+@_count("--upsert-rows", _UPSERT_ROWS, "Rows for upserts.")
 @_rounds
 @click.option("--only", type=click.Choice(_NAMES), multiple=True, help="Measure these sinks alone.")
 @click.option(
@@ -52,28 +59,32 @@ def main() -> None:
     type=click.Choice([*_NAMES, "all", "none"]),
     default="two-phase",
     show_default=True,
-    help="Whose memory is measured at ten times the rows too.",
+    help="Whose memory is measured at --growth-rows and at ten times as many.",
 )
+@_count("--growth-rows", _GROWTH_ROWS, "Rows for that.")
 @_cache
 @_json
 @click.pass_context
 def load(
     context: click.Context,
     rows: int,
+    upsert_rows: int,
     rounds: int,
     only: tuple[str, ...],
     growth: str,
+    growth_rows: int,
     cache_dir: Path,
     as_json: bool,
 ) -> None:
     r"""Each sink against psql \copy, or against the best hand-written upsert."""
     pairs = [pair for pair in PAIRS if not only or pair.name in only]
     grown = tuple(pair.name for pair in pairs if growth in {pair.name, "all"})
-    _finish(
-        context,
-        lambda server, work_dir: run_load(server, LoadOptions(rows, rounds, grown, cache_dir, work_dir, pairs)),
-        as_json=as_json,
-    )
+
+    def run(server: Server, work_dir: Path) -> Report:
+        options = LoadOptions(rows, upsert_rows, rounds, grown, growth_rows, cache_dir, work_dir, pairs)
+        return run_load(server, options)
+
+    _finish(context, run, as_json=as_json)
 
 
 @main.command()

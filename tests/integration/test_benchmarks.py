@@ -34,7 +34,7 @@ def server(database_url: str) -> Server:
 
 @pytest.fixture
 def options(tmp_path: Path) -> LoadOptions:
-    return LoadOptions(ROWS, 1, (), tmp_path / "cache", tmp_path, [replace(PAIRS[0], bound=LOOSE)])
+    return LoadOptions(ROWS, ROWS, 1, (), ROWS, tmp_path / "cache", tmp_path, [replace(PAIRS[0], bound=LOOSE)])
 
 
 def _invoke(server: Server, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Result:
@@ -64,7 +64,18 @@ def test_load_exits_1_and_says_which_bound_was_missed(
         ("two-phase, peak memory", True),
     ]
     assert set(content["setting"]) == {
-        *("rows", "rounds", "cores", "system", "machine", "python", "postgresql", "load_average")
+        *(
+            "rows",
+            "upsert_rows",
+            "growth_rows",
+            "rounds",
+            "cores",
+            "system",
+            "machine",
+            "python",
+            "postgresql",
+            "load_average",
+        )
     }
     assert set(content["figures"]) == {"psql \\copy (beside two-phase), s", "two-phase, s"}
 
