@@ -19,7 +19,7 @@ from benchmarks.startup import run_startup
 
 _NAMES = [pair.name for pair in PAIRS]
 _ROWS = 10_000_000
-_UPSERT_ROWS = 2_000_000
+_UPSERT_ROWS = 4_000_000
 _GROWTH_ROWS = 2_000_000
 _ROUNDS = 5
 _COULD_NOT_MEASURE = 2

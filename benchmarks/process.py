@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import subprocess
-import time
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryFile
+from tempfile import TemporaryDirectory
 
-_KIB = 1024
+_STOPWATCH = Path(__file__).with_name("stopwatch.py")
 
 
 class ChildFailedError(Exception):
@@ -23,8 +23,7 @@ class Measured:
 
     Attributes:
         seconds: Wall time.
-        peak_bytes: Largest resident memory the process has had. The kernel counts the memory of the process that
-            forked it too, so the measuring process has to be a small one.
+        peak_bytes: Largest resident memory the process has had.
         output: What it wrote to stdout.
     """
 
@@ -37,19 +36,22 @@ def measure(command: Sequence[str | Path], cwd: Path, environ: Mapping[str, str]
     """Run a command to its end.
 
     Raises:
-        ChildFailedError: It did not exit with 0.
+        ChildFailedError: It could not be started, or did not exit with 0.
     """
-    with TemporaryFile("w+") as out, TemporaryFile("w+") as err:
-        started_s = time.perf_counter()
-        child = subprocess.Popen(
-            command, cwd=cwd, env={**os.environ, **(environ or {})}, stdin=subprocess.DEVNULL, stdout=out, stderr=err
+    with TemporaryDirectory(prefix="etl-stopwatch-") as directory:
+        result = Path(directory, "result")
+        ran = subprocess.run(
+            [sys.executable, "-I", "-S", _STOPWATCH, result, *command],
+            cwd=cwd,
+            env={**os.environ, **(environ or {})},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
         )
-        # Not child.wait(): only wait4 tells what the process has used.
-        _, status, usage = os.wait4(child.pid, 0)
-        seconds = time.perf_counter() - started_s
-        child.returncode = os.waitstatus_to_exitcode(status)
-        if child.returncode != 0:
-            err.seek(0)
-            raise ChildFailedError(f"{Path(command[0]).name} exited {child.returncode}: {err.read().strip()}")
-        out.seek(0)
-        return Measured(seconds, usage.ru_maxrss * _KIB, out.read())
+        if ran.returncode != 0:
+            raise ChildFailedError(f"{Path(command[0]).name} could not be started: {ran.stderr.strip()}")
+        seconds, peak_bytes, exit_code = result.read_text().split()
+    if exit_code != "0":
+        raise ChildFailedError(f"{Path(command[0]).name} exited {exit_code}: {ran.stderr.strip()}")
+    return Measured(float(seconds), int(peak_bytes), ran.stdout)

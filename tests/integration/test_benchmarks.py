@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -125,6 +126,18 @@ def test_half_made_file_is_never_used(server: Server, options: LoadOptions) -> N
 def test_failed_child_is_told_with_what_it_said(tmp_path: Path) -> None:
     with pytest.raises(ChildFailedError, match=r"^sh exited 3: alas$"):
         measure(["sh", "-c", "echo alas >&2; exit 3"], tmp_path)
+
+
+def test_command_that_does_not_exist_is_a_failed_child(tmp_path: Path) -> None:
+    with pytest.raises(ChildFailedError, match=r"^no-such-program could not be started: "):
+        measure(["no-such-program"], tmp_path)
+
+
+def test_memory_of_the_measuring_process_is_not_counted(tmp_path: Path) -> None:
+    ballast = bytearray(os.urandom(1 << 20)) * 256
+    measured = measure(["true"], tmp_path)
+    assert len(ballast) == 256 << 20
+    assert 0 < measured.peak_bytes < 64 << 20
 
 
 def test_median_counts_and_bound_is_inclusive() -> None:
