@@ -99,7 +99,8 @@ class Job:
         graph, findings = build_graph(self._declarations)
         findings = [*self._findings(), *findings]
         if findings:
-            raise ConfigurationError.from_findings(f'job "{self.name}"', findings)
+            shown = f'"{self.name}"' if isinstance(self.name, str) and self.name.isprintable() else repr(self.name)
+            raise ConfigurationError.from_findings(f"job {shown}", findings)
         return graph
 
     def _findings(self) -> list[Finding]:

@@ -304,6 +304,11 @@ class Sink(ABC):
         """Name of the configured database it writes to; None is the store database."""
 
     @property
+    def target_name(self) -> str:
+        """What it writes to, in a few words. A run warns when that has changed: rows from before are not moved."""
+        return self.describe()
+
+    @property
     def exclusive_target(self) -> str | None:
         """A name of the thing written to when only one sink of a job may write to it, else None."""
 

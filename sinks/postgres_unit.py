@@ -35,6 +35,11 @@ class PostgresSink(Sink):
         return self.table.database
 
     @property
+    def target_name(self) -> str:
+        """The table, and its database unless that is the store."""
+        return f"table {self.table}" + (f" of database {self.database}" if self.database is not None else "")
+
+    @property
     def exclusive_target(self) -> str | None:
         """An upserted table: two sinks that lock the same keys would wait for each other's checkpoint."""
         return f"table {self.table}" if self.table.key else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 
 import psycopg
 import pyarrow as pa
@@ -12,8 +13,8 @@ from etl.sink import Committable, Delivery, SinkContext
 from etl.transaction import commit
 from sinks.postgres_table import PostgresTable
 from sinks.postgres_unit import PostgresSink, PostgresUnit
-from sinks.postgres_writer import translated
-from sinks.write_ahead import UnitDelivery, WriteAheadSinkBase
+from sinks.postgres_writer import WritePlan, translated
+from sinks.write_ahead import BatchCheck, UnitDelivery, WriteAheadSinkBase
 
 
 class WriteAheadSink(PostgresSink, WriteAheadSinkBase):
@@ -25,9 +26,29 @@ class WriteAheadSink(PostgresSink, WriteAheadSinkBase):
 
     delivery = Delivery.WRITE_AHEAD
 
+    def create_check(self, context: SinkContext) -> BatchCheck:
+        """See :class:`WriteAheadSinkBase`."""
+        return _TableCheck(context, self.table)
+
     def create_delivery(self, context: SinkContext) -> UnitDelivery:
         """See :class:`WriteAheadSinkBase`."""
         return _TransactionDelivery(context, self.table)
+
+
+class _TableCheck(BatchCheck):
+    """Everything that the client can tell: ranges, lengths, NULLs. Constraints are the server's to judge."""
+
+    def __init__(self, context: SinkContext, table: PostgresTable) -> None:
+        self._context = context
+        self._table = table
+        self._plan: WritePlan | None = None
+
+    def check(self, batch: pa.RecordBatch) -> None:
+        if self._plan is None:
+            with closing(self._context.connect("check")) as connection:
+                self._plan = WritePlan.make(connection, self._context.uid, self._table, self._context.schema)
+        self._plan.refuse_nulls(batch)
+        self._plan.convert(batch)
 
 
 class _TransactionDelivery(UnitDelivery):

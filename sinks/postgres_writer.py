@@ -59,6 +59,7 @@ class WritePlan:
         uid: The sink, for messages.
         table: The target.
         carriers: One a column, in the stream's order.
+        required: Columns in which NULL may not stand when the row is written.
         nulls_in_key: Whether NULL may stand in a key column (the unique index is NULLS NOT DISTINCT).
         row_triggers: Whether a trigger may drop or change a row before it is written.
     """
@@ -66,6 +67,7 @@ class WritePlan:
     uid: str
     table: PostgresTable
     carriers: tuple[Carrier, ...]
+    required: frozenset[str]
     nulls_in_key: bool
     row_triggers: bool
 
@@ -84,7 +86,9 @@ class WritePlan:
         findings = [*findings, *key_findings(table, target)]
         if findings:
             raise ConfigurationError.from_findings(f'sink "{uid}"', findings)
-        return cls(uid, table, tuple(carriers), _nulls_allowed(table, target), bool(target.row_triggers))
+        required = frozenset(column.name for column in target.columns if column.not_null and column.name in schema)
+        nulls_in_key, row_triggers = _nulls_allowed(table, target), bool(target.row_triggers)
+        return cls(uid, table, tuple(carriers), required, nulls_in_key, row_triggers)
 
     @property
     def by_array(self) -> bool:
@@ -102,6 +106,28 @@ class WritePlan:
         except RecordError as error:
             raise RecordError(f'sink "{self.uid}", table {self.table}, {error}', uid=self.uid) from None
         return pa.RecordBatch.from_arrays(columns, schema=pa.schema([carrier.wire_field for carrier in self.carriers]))
+
+    def refuse_nulls(self, batch: pa.RecordBatch) -> None:
+        """Refuse NULLs as the server would; of rows that a trigger may yet complete, only NULL keys.
+
+        Raises:
+            RecordError: A row has no value in a column that needs one.
+        """
+        key = frozenset() if self.nulls_in_key else frozenset(self.table.key)
+        for name in batch.schema.names:
+            if name in key or (name in self.required and not self.row_triggers):
+                self.refuse_null(name, batch)
+
+    def refuse_null(self, name: str, batch: pa.RecordBatch) -> None:
+        """Refuse NULLs in one column.
+
+        Raises:
+            RecordError: A row has one.
+        """
+        if batch.column(name).null_count:
+            what = "key column" if name in self.table.key else "column"
+            message = f'sink "{self.uid}", table {self.table}, {what} "{name}": a row has no value (NULL) in it'
+            raise RecordError(message, uid=self.uid)
 
 
 def _nulls_allowed(table: PostgresTable, target: TargetTable) -> bool:
@@ -292,10 +318,9 @@ def last_per_key(plan: WritePlan, rows: pa.RecordBatch) -> pa.RecordBatch:
         RecordError: A key is NULL.
     """
     key, version = list(plan.table.key), plan.table.version
-    for name in key:
-        if rows.column(name).null_count and not plan.nulls_in_key:
-            message = f'sink "{plan.uid}", table {plan.table}, key column "{name}": a row has no value (NULL) in it'
-            raise RecordError(message, uid=plan.uid)
+    if not plan.nulls_in_key:
+        for name in key:
+            plan.refuse_null(name, rows)
     if len(key) == 1 and _is_ascending(rows.column(key[0])):
         return rows
     order = [*key, *([version] if version else [])]

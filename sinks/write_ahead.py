@@ -52,6 +52,20 @@ class UnitDelivery(ABC):
         return
 
 
+class BatchCheck:
+    """Looks at rows before they are logged; the default has nothing against any. Used in one thread."""
+
+    def check(self, batch: pa.RecordBatch) -> None:
+        """Look at a batch.
+
+        Raises:
+            RecordError: The target would refuse a value.
+        """
+
+    def close(self) -> None:
+        """Release connections; called exactly once."""
+
+
 class WriteAheadSinkBase(Sink, SupportsCommitter):
     """Base of sinks without transactions: at-least-once, never a row before its checkpoint has completed."""
 
@@ -61,9 +75,17 @@ class WriteAheadSinkBase(Sink, SupportsCommitter):
     def create_delivery(self, context: SinkContext) -> UnitDelivery:
         """What the committer of one attempt delivers with."""
 
+    def create_check(self, context: SinkContext) -> BatchCheck:  # noqa: ARG002 - the default checks nothing
+        """What looks at rows before they are logged, for one attempt.
+
+        What the log holds has to be delivered. So whatever can be told about the target's refusal is told here, where
+        the user can still correct the input.
+        """
+        return BatchCheck()
+
     def create_writer(self, context: SinkContext) -> SinkWriter:
         """See :meth:`etl.sink.Sink.create_writer`."""
-        return _Writer(context)
+        return _Writer(context, self.create_check(context))
 
     def create_committer(self, context: SinkContext) -> Committer:
         """See :meth:`etl.sink.SupportsCommitter.create_committer`."""
@@ -71,8 +93,9 @@ class WriteAheadSinkBase(Sink, SupportsCommitter):
 
 
 class _Writer(SinkWriter):
-    def __init__(self, context: SinkContext) -> None:
+    def __init__(self, context: SinkContext, check: BatchCheck) -> None:
         self._context = context
+        self._check = check
         self._chunker = Chunker(SEGMENT_ROWS_MAX, SEGMENT_SIZE_BYTES)
         self._checkpoint_id = context.checkpoint_id + 1
         self._rows = 0
@@ -88,6 +111,7 @@ class _Writer(SinkWriter):
             self._append(chunk)
 
     def _append(self, chunk: pa.RecordBatch) -> None:
+        self._check.check(chunk)
         if not self._begun:
             self._begun = True
             self._context.emit("sink.begun", uid=self._context.uid, checkpoint=self._checkpoint_id)
@@ -109,6 +133,7 @@ class _Writer(SinkWriter):
 
     def close(self) -> None:
         """The log belongs to the runtime; what was not sealed is gone with it."""
+        self._check.close()
 
 
 class _Committer(Committer):

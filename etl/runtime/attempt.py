@@ -8,7 +8,7 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 
 from etl.clock import Clock
-from etl.errors import StateError
+from etl.errors import StateError, TransientError
 from etl.graph import JobGraph, SinkNode, SourceNode
 from etl.job import Job
 from etl.operator import Operator
@@ -31,7 +31,7 @@ from etl.store import checkpoints
 from etl.store.checkpoints import CompletedCheckpoint, Restored
 from etl.store.database import Database, StoreConnection
 from etl.store.integrity import require_whole
-from etl.store.lease import Lease, application_name, known_sinks, register_sinks, terminate_sessions
+from etl.store.lease import Lease, application_name, known_targets, register_sinks, terminate_sessions
 from etl.store.ledger import DatabaseLedger
 from etl.store.runs import RunTotals, save_totals
 from etl.store.write_ahead_log import DatabaseWriteAheadLog
@@ -153,14 +153,24 @@ class Attempt:
             self._run_subtasks(parts, restored, transactions, resources)
 
     def _register_sinks(self) -> dict[str, int]:
-        uids = [node.uid for node in self._environment.graph.sinks]
-        new = sorted(set(uids) - known_sinks(self._session, self._lease.job_id).keys())
-        if new and self._lease.checkpoint_id > 0:
-            self._environment.warn(
-                f"new sink(s) {', '.join(new)}: they get what is read from now on, not what was read before;"
-                " for all of it, load into them with a job of another name"
-            )
-        return register_sinks(self._session, self._lease.job_id, uids)
+        targets = {node.uid: node.sink.target_name for node in self._environment.graph.sinks}
+        known = known_targets(self._session, self._lease.job_id)
+        if self._lease.checkpoint_id > 0:
+            self._warn_of_new_targets(targets, known)
+        return register_sinks(self._session, self._lease.job_id, targets)
+
+    def _warn_of_new_targets(self, targets: Mapping[str, str], known: Mapping[str, str | None]) -> None:
+        from_now_on = "what is read from now on, not what was read before; for all of it, use a job of another name"
+        new = sorted(targets.keys() - known.keys())
+        if new:
+            self._environment.warn(f"new sink(s) {', '.join(new)}: they get {from_now_on}")
+        for uid, target in targets.items():
+            former = known.get(uid)
+            if former is not None and former != target:
+                self._environment.warn(
+                    f'sink "{uid}" wrote to {former} before and writes to {target} now: unless that was renamed, it'
+                    f" gets {from_now_on}"
+                )
 
     # --- recovery ---------------------------------------------------------------------------------------------------
 
@@ -169,7 +179,12 @@ class Attempt:
         names = {None, *(node.sink.database for node in self._environment.graph.sinks)}
         for name in sorted(names, key=str):
             with closing(self._connect_to(self._environment.database_of(name), "terminate")) as connection:
-                terminate_sessions(connection, self._lease.job_id, below_epoch=self._lease.epoch)
+                left = terminate_sessions(connection, self._lease.job_id, below_epoch=self._lease.epoch)
+            if left:
+                listed = ", ".join(map(str, left))
+                raise TransientError(
+                    f"session(s) {listed} of a former run did not end when told to; what they do is unknown"
+                )
         self._emit("recovery.sessions_ended")
 
     def _fence_store(self) -> None:
@@ -267,14 +282,12 @@ class Attempt:
     ) -> None:
         environment = self._environment
         wiring = _Wiring()
-        sources = [self._source(node, restored, wiring) for node in environment.graph.sources]
-        self._wire_chains(wiring)
-        for node, part in zip(environment.graph.sinks, parts, strict=True):
-            gate = wiring.gate([node.input])
-            writer = node.sink.create_writer(part.context)
-            wiring.subtasks.append(
-                SinkSubtask(node.uid, self._inbox.put, gate, environment.job.mode, writer, self._emit)
-            )
+        try:
+            sources = self._wire(wiring, parts, restored)
+        except BaseException:
+            for subtask in wiring.subtasks:
+                subtask.close()
+            raise
         coordinator = self._coordinator(sources, parts, wiring, transactions)
         executor = ThreadExecutor(wiring.subtasks, wiring.gates)
         resources.callback(self._shut_down, executor)
@@ -285,6 +298,16 @@ class Attempt:
         executor.start()
         environment.stop.tell(lambda: self._inbox.put(StopRequested()))
         coordinator.run()
+
+    def _wire(self, wiring: _Wiring, parts: Sequence[SinkPart], restored: Restored) -> list[SourceSubtask]:
+        sources = [self._source(node, restored, wiring) for node in self._environment.graph.sources]
+        self._wire_chains(wiring)
+        for node, part in zip(self._environment.graph.sinks, parts, strict=True):
+            gate = wiring.gate([node.input])
+            writer = node.sink.create_writer(part.context)
+            mode = self._environment.job.mode
+            wiring.subtasks.append(SinkSubtask(node.uid, self._inbox.put, gate, mode, writer, self._emit))
+        return sources
 
     def _shut_down(self, executor: ThreadExecutor) -> None:
         stopping = self._environment.stop.requested

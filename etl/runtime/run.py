@@ -24,6 +24,7 @@ from etl.store import lease as leases
 from etl.store import runs
 from etl.store.database import Database, StoreConnection
 from etl.store.lease import Lease
+from etl.store.runs import RunTotals
 from etl.store.tables import RunStatus
 
 _EXIT_BY_SIGNAL = {2: 130}
@@ -141,6 +142,7 @@ def _run(
 
 def _claim(environment: RunEnvironment, if_running: IfRunning) -> tuple[StoreConnection, Lease]:
     emit = environment.telemetry.emit
+    told = False
     while True:
         session = environment.store.open("etl:register")
         try:
@@ -157,8 +159,11 @@ def _claim(environment: RunEnvironment, if_running: IfRunning) -> tuple[StoreCon
                 environment.stop.event,
             )
             session.rename(leases.application_name(job_id, lease.epoch, "owner"))
-        except AlreadyRunningError:
+        except AlreadyRunningError as error:
             session.close()
+            if if_running is IfRunning.WAIT and not told:
+                environment.warn(f"waiting for its turn: {error}")
+                told = True
             if if_running is not IfRunning.WAIT or environment.clock.wait(environment.stop.event, 1.0):
                 raise
         except BaseException:
@@ -218,7 +223,7 @@ def _close_run(supervisor: Supervisor, run_id: int, summary: RunSummary, telemet
             summary.status,
             exit_code=summary.exit_code,
             error=summary.error,
-            totals=supervisor.totals,
+            totals=RunTotals(summary.rows_read, dict(summary.rows_written)),
             checkpoint_id=summary.checkpoint,
             restarts=summary.restarts,
         )

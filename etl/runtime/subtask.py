@@ -55,7 +55,7 @@ class Subtask(ABC):
             try:
                 self._loop()
             finally:
-                self._close()
+                self.close()
         except ChannelClosedError:
             return
         except Exception as error:  # noqa: BLE001 - everything is handed to the coordinator, which raises it
@@ -71,7 +71,8 @@ class Subtask(ABC):
     def _loop(self) -> None: ...
 
     @abstractmethod
-    def _close(self) -> None: ...
+    def close(self) -> None:
+        """Release what the subtask holds: at its end, or in its stead when the attempt fails before it was started."""
 
 
 def _send(outputs: Sequence[Channel], element: Element) -> None:
@@ -258,7 +259,8 @@ class SourceSubtask(Subtask):
             self._moved.update(moved)
             self._known.update(moved)
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """See :meth:`Subtask.close`."""
         self._reader.close()
 
 
@@ -299,7 +301,8 @@ class OperatorSubtask(Subtask):
             if result.num_rows:
                 _send(self._outputs, result)
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """See :meth:`Subtask.close`."""
         for operator in self._chain:
             operator.close()
 
@@ -346,5 +349,6 @@ class SinkSubtask(Subtask):
         self._emit("sink.acknowledging", uid=self.uid, checkpoint=checkpoint_id)
         self._report(UnitStaged(self.uid, checkpoint_id, committable, rows))
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """See :meth:`Subtask.close`."""
         self._writer.close()

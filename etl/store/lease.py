@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import secrets
 import socket
+from collections.abc import Mapping
 from dataclasses import dataclass
 from threading import Event
+from typing import LiteralString
 
 import psycopg
 import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import insert
 
 from etl.clock import Clock
 from etl.errors import AlreadyRunningError, ConfigurationError, FencedError, TransientError
@@ -26,6 +29,12 @@ CLAIM_LOCK_TIMEOUT_MS = 500
 TERMINATE_TIMEOUT_MS = 5_000
 _CLAIM_TRIES_MAX = 200
 _POLL_S = 0.1
+_OUTDATED: LiteralString = (
+    " FROM pg_catalog.pg_stat_activity"
+    " WHERE starts_with(application_name, %s) AND usename = current_user AND pid <> pg_backend_pid()"
+    " AND split_part(application_name, ':', 3) ~ '^[0-9]{1,18}$'"
+    " AND split_part(application_name, ':', 3)::bigint < %s"
+)
 
 
 def application_name(job_id: str, epoch: int, role: str) -> str:
@@ -79,20 +88,28 @@ def register_job(connection: StoreConnection, name: str) -> str:
     return job_id
 
 
-def known_sinks(connection: StoreConnection, job_id: str) -> dict[str, int]:
-    """Numbers by uid of all sinks that the job has ever had."""
-    query = sa.select(tables.sink.c.uid, tables.sink.c.sink_id).where(tables.sink.c.job_id == job_id)
-    return {str(uid): int(number) for uid, number in connection.core.execute(query)}
+def known_targets(connection: StoreConnection, job_id: str) -> dict[str, str | None]:
+    """What each sink that the job has ever had wrote to last, by uid; None when that was not recorded yet."""
+    query = sa.select(tables.sink.c.uid, tables.sink.c.target).where(tables.sink.c.job_id == job_id)
+    return {str(uid): target for uid, target in connection.core.execute(query)}
 
 
-def register_sinks(connection: StoreConnection, job_id: str, uids: list[str]) -> dict[str, int]:
-    """Small lasting numbers for the sinks of a job, for identifiers. Called by the owner of the job only."""
-    known = known_sinks(connection, job_id)
-    for uid in uids:
-        if uid not in known:
-            known[uid] = max(known.values(), default=0) + 1
-            connection.core.execute(sa.insert(tables.sink).values(job_id=job_id, uid=uid, sink_id=known[uid]))
-    return known
+def register_sinks(connection: StoreConnection, job_id: str, targets: Mapping[str, str]) -> dict[str, int]:
+    """Record what each sink writes to, by uid. Called by the owner of the job only.
+
+    Returns:
+        Small lasting numbers of the sinks, for identifiers; also those of sinks that the job no longer has.
+    """
+    sink = tables.sink
+    query = sa.select(sink.c.uid, sink.c.sink_id).where(sink.c.job_id == job_id)
+    numbers = {str(uid): int(number) for uid, number in connection.core.execute(query)}
+    for uid, target in targets.items():
+        if uid not in numbers:
+            numbers[uid] = max(numbers.values(), default=0) + 1
+        row = insert(sink).values(job_id=job_id, uid=uid, sink_id=numbers[uid], target=target)
+        update = row.on_conflict_do_update(index_elements=["job_id", "uid"], set_={"target": row.excluded.target})
+        connection.core.execute(update)
+    return numbers
 
 
 def observe(connection: StoreConnection, job_id: str) -> Observation:
@@ -186,20 +203,23 @@ def _try_claim(connection: StoreConnection, job_id: str, expected_epoch: int) ->
     return None if row is None else Lease(job_id, *row)
 
 
-def terminate_sessions(connection: Connection, job_id: str, below_epoch: int) -> int:
-    """End the sessions of outdated runs in this server, waiting until they are gone; returns how many.
+def terminate_sessions(
+    connection: Connection, job_id: str, below_epoch: int, timeout_ms: int = TERMINATE_TIMEOUT_MS
+) -> list[int]:
+    """End the sessions of outdated runs in this server and wait until they are gone.
 
     A statement whose client is dead may still commit until its session has ended, so nothing is concluded from what
     is absent before this. Only sessions of the same role are ended; others cannot be, and the fence stops them.
+
+    Returns:
+        Process ids of sessions that are still there: the server did not get them to end in time.
     """
-    rows = connection.execute(
-        "SELECT pg_terminate_backend(pid, %s) FROM pg_catalog.pg_stat_activity"
-        " WHERE starts_with(application_name, %s) AND usename = current_user AND pid <> pg_backend_pid()"
-        " AND split_part(application_name, ':', 3) ~ '^[0-9]{1,18}$'"
-        " AND split_part(application_name, ':', 3)::bigint < %s",
-        [TERMINATE_TIMEOUT_MS, f"etl:{job_id}:", below_epoch],
-    ).fetchall()
-    return len(rows)
+    outdated = [f"etl:{job_id}:", below_epoch]
+    told = connection.execute("SELECT pg_terminate_backend(pid, %s)" + _OUTDATED, [timeout_ms, *outdated]).fetchall()
+    if all(ended for (ended,) in told):
+        return []
+    # False is also said of a process that was gone already.
+    return [pid for (pid,) in connection.execute("SELECT pid" + _OUTDATED, outdated)]
 
 
 def beat(connection: Connection, lease: Lease) -> None:

@@ -68,6 +68,7 @@ sink = sa.Table(
     sa.Column("job_id", sa.Text, sa.ForeignKey(job.c.job_id), primary_key=True),
     sa.Column("uid", sa.Text, primary_key=True),
     sa.Column("sink_id", sa.Integer, nullable=False),
+    sa.Column("target", sa.Text),
     sa.UniqueConstraint("job_id", "sink_id"),
 )
 

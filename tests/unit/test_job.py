@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -70,6 +71,12 @@ def test_job_accepts_any_printable_name(name: str) -> None:
 )
 def test_job_refuses_a_name(name: str, problem: str) -> None:
     assert problems(complete(Job(name))) == [f"job {name!r}: {problem}"]
+
+
+def test_name_with_a_newline_does_not_break_the_error_line() -> None:
+    with pytest.raises(ConfigurationError, match=re.escape(r"job 'a\nb'")) as caught:
+        complete(Job("a\nb")).graph()
+    assert "a\nb" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -92,10 +92,48 @@ def test_new_sink_is_told_that_it_gets_only_new_rows(store_url: str) -> None:
     assert run(store_url, job, warn=told.append).exit_code == 0
     assert run(store_url, job, warn=told.append).exit_code == 0
     assert told == [
-        "new sink(s) new: they get what is read from now on, not what was read before; for all of it, load into"
-        " them with a job of another name"
+        "new sink(s) new: they get what is read from now on, not what was read before; for all of it, use a job of"
+        " another name"
     ]
     assert (ids(store_url), ids(store_url, "u")) == ([0, 1, 2, 3, 4], [7, 8])
+
+
+def test_changed_target_of_a_sink_is_told(store_url: str) -> None:
+    told: list[str] = []
+    assert run(store_url, job_with(TwoPhaseCommitSink(append())), warn=told.append).exit_code == 0
+    assert run(store_url, job_with(TransactionalSink(append()), count=4), warn=told.append).exit_code == 0
+    assert told == []
+    for count in (5, 6):
+        assert run(store_url, job_with(TwoPhaseCommitSink(append("u")), count=count), warn=told.append).exit_code == 0
+    assert told == [
+        'sink "out" wrote to table public.t before and writes to table public.u now: unless that was renamed, it gets'
+        " what is read from now on, not what was read before; for all of it, use a job of another name"
+    ]
+    assert (ids(store_url), ids(store_url, "u")) == ([0, 1, 2, 3], [4, 5])
+
+
+class _Failing(Sink):
+    delivery = Delivery.DIRECT
+
+    def create_writer(self, context: SinkContext) -> SinkWriter:
+        raise RecordError("no writer today")
+
+
+def test_writers_made_before_one_that_fails_are_closed(store_url: str) -> None:
+    closed: list[str] = []
+
+    class Closing(_Careless):
+        def close(self) -> None:
+            closed.append(self._uid)
+
+    class Made(_CarelessSink):
+        def create_writer(self, context: SinkContext) -> SinkWriter:
+            return Closing(context, self._uid)
+
+    job = job_with(Made("first"), uid="first")
+    job.read("more", Numbers(1)).write("second", _Failing())
+    assert run(store_url, job).error == "no writer today"
+    assert closed == ["first"]
 
 
 class _Careless(SinkWriter):

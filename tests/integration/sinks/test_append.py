@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from time import monotonic
+from typing import LiteralString
 
 import pyarrow as pa
 import pytest
@@ -13,7 +14,7 @@ import pytest
 from etl.errors import ConfigurationError, FenceBlockedError, FencedError, RecordError, StateError, TransientError
 from etl.schema import Schema
 from etl.sink import Sink, SinkContext, SinkWriter
-from etl.testing.sink_contract import batch_of
+from etl.testing.sink_contract import CONTRACT_SCHEMA, batch_of
 from sinks import PostgresTable, TransactionalSink, TwoPhaseCommitSink, WriteAheadSink
 from tests.support_sinks.stage import Stage
 
@@ -167,6 +168,50 @@ def test_write_ahead_unit_that_left_the_log_undelivered_raises_the_alarm(stage: 
         committer.commit(unit)
     committer.close()
     assert stage.scalars("SELECT checkpoint_id FROM etl.commit_ledger") == []
+
+
+WRITE_AHEAD = WriteAheadSink(PostgresTable("out"))
+_FILL_NOTE = """
+    CREATE FUNCTION fill() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN NEW.note := 'filled'; RETURN NEW; END $$;
+    CREATE TRIGGER fill BEFORE INSERT ON out FOR EACH ROW EXECUTE FUNCTION fill();
+"""
+
+
+def _without_note(number: int) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist([{"id": number, "note": None}], schema=CONTRACT_SCHEMA.to_arrow())
+
+
+@pytest.mark.parametrize(
+    ("change", "batch", "problem"),
+    [
+        ("ALTER COLUMN id TYPE int2", batch_of(1, 40_000), 'column "id".*40000'),
+        ("ALTER COLUMN note TYPE varchar(7)", batch_of(1, 123), 'column "note": .*note 123.* longer than 7 characters'),
+        ("ALTER COLUMN note SET NOT NULL", _without_note(1), r'column "note": a row has no value \(NULL\) in it'),
+    ],
+)
+def test_write_ahead_sink_logs_nothing_that_the_table_will_refuse(
+    stage: Stage, change: LiteralString, batch: pa.RecordBatch, problem: str
+) -> None:
+    stage.admin.execute("ALTER TABLE out " + change)
+    with _writing(WRITE_AHEAD, stage.context()) as writer:
+        writer.write(batch)
+        with pytest.raises(RecordError, match=f'sink "out", table public.out, {problem}'):
+            writer.prepare_commit(1)
+    assert stage.scalars("SELECT rows FROM etl.write_ahead_log") == []
+
+
+def test_write_ahead_sink_leaves_nulls_to_a_trigger_that_may_fill_them(stage: Stage) -> None:
+    stage.admin.execute("ALTER TABLE out ALTER COLUMN note SET NOT NULL")
+    stage.admin.execute(_FILL_NOTE)
+    context = stage.context()
+    with _writing(WRITE_AHEAD, context) as writer:
+        writer.write(_without_note(1))
+        unit = writer.prepare_commit(1)
+    assert unit is not None
+    committer = WRITE_AHEAD.create_committer(context)
+    committer.commit(unit)
+    committer.close()
+    assert stage.fetch("SELECT id, note FROM out") == [(1, "filled")]
 
 
 @pytest.mark.parametrize("sink_class", [TwoPhaseCommitSink, TransactionalSink])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
 from threading import Event
 
@@ -49,8 +51,9 @@ def test_job_keeps_its_id(session: StoreConnection, rival: StoreConnection) -> N
 
 
 def test_sinks_keep_their_numbers(session: StoreConnection, job_id: str) -> None:
-    assert leases.register_sinks(session, job_id, ["b", "a"]) == {"b": 1, "a": 2}
-    assert leases.register_sinks(session, job_id, ["c", "a"]) == {"b": 1, "a": 2, "c": 3}
+    assert leases.register_sinks(session, job_id, {"b": "x", "a": "y"}) == {"b": 1, "a": 2}
+    assert leases.register_sinks(session, job_id, {"c": "z", "a": "new"}) == {"b": 1, "a": 2, "c": 3}
+    assert leases.known_targets(session, job_id) == {"b": "x", "a": "new", "c": "z"}
 
 
 def test_first_claim_has_epoch_one_and_no_checkpoint(session: StoreConnection, job_id: str) -> None:
@@ -124,7 +127,7 @@ def test_reclaim_is_refused_when_a_newer_run_owns_the_job(
 def test_terminate_ends_only_older_sessions_of_the_same_job(store: Database, rival: StoreConnection) -> None:
     names = ["etl:aa:1:x", "etl:aa:2:x", "etl:ab:1:x", "etl:aa:claim"]
     sessions = [store.connect(name) for name in names]
-    assert leases.terminate_sessions(rival.driver, "aa", below_epoch=2) == 1
+    assert leases.terminate_sessions(rival.driver, "aa", below_epoch=2) == []
     left = rival.driver.execute(
         "SELECT application_name FROM pg_stat_activity"
         " WHERE application_name LIKE 'etl:a%%' AND datname = current_database()"
@@ -133,3 +136,18 @@ def test_terminate_ends_only_older_sessions_of_the_same_job(store: Database, riv
     assert [name for (name,) in left] == sorted(names[1:])
     for one in sessions:
         one.close()
+
+
+def test_terminate_names_sessions_that_do_not_end(store: Database, rival: StoreConnection) -> None:
+    frozen = store.connect("etl:aa:1:x")
+    pid = frozen.pgconn.backend_pid
+    try:
+        os.kill(pid, signal.SIGSTOP)
+    except (ProcessLookupError, PermissionError) as error:
+        pytest.skip(f"the server's processes cannot be stopped from here: {error}")
+    try:
+        assert leases.terminate_sessions(rival.driver, "aa", below_epoch=2, timeout_ms=100) == [pid]
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert leases.terminate_sessions(rival.driver, "aa", below_epoch=2) == []
+    frozen.close()
