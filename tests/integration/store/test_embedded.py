@@ -9,7 +9,7 @@ import socket
 import subprocess
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -296,8 +296,11 @@ class TestStarting:
         with server:
             former = server.status().port
         with socket.socket() as taken:
-            taken.bind(("127.0.0.1", former))
-            taken.listen()
+            taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            # Some other process of the machine may have it by now, which is as good.
+            with suppress(OSError):
+                taken.bind(("127.0.0.1", former))
+                taken.listen()
             with server as url:
                 assert server.status().port != former
                 assert setting(url, "fsync") == "off"
