@@ -55,6 +55,7 @@ class RunRequest:
         restarts: How often a failed attempt is repeated.
         owner_timeout_s: When a silent owner counts as hung.
         heartbeat: Whether it moves its heartbeat, by which it also notices that it was overtaken.
+        guarded: Whether an upsert refuses older versions of a row.
     """
 
     kind: str
@@ -67,6 +68,7 @@ class RunRequest:
     restarts: int = 20
     owner_timeout_s: float = 30.0
     heartbeat: bool = True
+    guarded: bool = False
 
     def without_faults(self) -> RunRequest:
         """The same run, undisturbed."""

@@ -26,6 +26,7 @@ Rows = Counter[Row]
 _COLUMNS = {"id": "int8", "key": "int4", "amount": "int8"}
 _REFUSED = 40
 """Rows of this amount are filtered out."""
+BATCH_ROWS = 2
 
 APPEND_TABLE = "appended"
 UPSERT_TABLE = "by_key"
@@ -121,7 +122,7 @@ class Kind:
 
 
 def _read(job: Job, uid: str) -> Stream:
-    return job.read(uid, CsvFiles(f"{uid}/*.csv", schema=_COLUMNS, batch_rows=2))
+    return job.read(uid, CsvFiles(f"{uid}/*.csv", schema=_COLUMNS, batch_rows=BATCH_ROWS))
 
 
 def _filtered(stream: Stream) -> Stream:
@@ -148,6 +149,11 @@ def _upsert(job: Job) -> None:
     _filtered(_read(job, "orders")).write("by_key", UpsertSink(PostgresTable(UPSERT_TABLE, key=["key"])))
 
 
+def _guarded_upsert(job: Job) -> None:
+    table = PostgresTable(UPSERT_TABLE, key=["key"], version="id")
+    _filtered(_read(job, "orders")).write("by_key", UpsertSink(table))
+
+
 def _united(job: Job) -> None:
     united = _filtered(_read(job, "orders").union(_read(job, "returns")))
     united.write("prepared", TwoPhaseCommitSink(PostgresTable(APPEND_TABLE, database="other")))
@@ -167,6 +173,8 @@ KINDS: Mapping[str, Kind] = {
     ),
 }
 
+_GUARDED = {"upsert": _guarded_upsert}
+
 
 def declare(request: RunRequest) -> Job:
     """The job of a request."""
@@ -179,5 +187,5 @@ def declare(request: RunRequest) -> Job:
         owner_timeout_s=request.owner_timeout_s,
     )
     job.base_dir = Path(request.input_dir)
-    KINDS[request.kind].declare(job)
+    (_GUARDED[request.kind] if request.guarded else KINDS[request.kind].declare)(job)
     return job
