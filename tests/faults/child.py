@@ -72,6 +72,8 @@ class Recorder:
                 raise InjectedError(str(fault))
             case Action.EXHAUST:
                 raise MemoryError(str(fault))
+            case Action.TERM:
+                os.kill(os.getpid(), signal.SIGTERM)
             case Action.CUT:
                 self._cut_sessions()
             case Action.ASK:
@@ -109,7 +111,7 @@ def run(request: RunRequest, channel: socket.socket) -> RunResult:
     store = Database(request.store_url, "store")
     other = Database(request.other_url, "other")
     try:
-        summary = run_job(declare(request), store, {"other": other}, options, telemetry, StopSignal())
+        summary = run_job(declare(request), store, {"other": other}, options, telemetry, _stop_signal(request))
     except EtlError as error:
         result = RunResult(error.exit_code, *_told(error))
     else:
@@ -122,6 +124,15 @@ def run(request: RunRequest, channel: socket.socket) -> RunResult:
             summary.restarts,
         )
     return replace(result, steps=tuple(recorder.steps), warnings=tuple(warnings))
+
+
+def _stop_signal(request: RunRequest) -> StopSignal:
+    """Told of SIGTERM by a thread of its own: a handler would interrupt the thread that runs the job, locks and all."""
+    stop = StopSignal()
+    if any(fault.action is Action.TERM for fault in request.faults):
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        threading.Thread(target=lambda: stop.request(signal.sigwait({signal.SIGTERM})), daemon=True).start()
+    return stop
 
 
 def _told(error: EtlError | None) -> tuple[str, str]:

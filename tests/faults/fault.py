@@ -6,12 +6,14 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from etl.sink import CheckpointMode
+from tests.faults.described import DescribedJob
 
 
 class Action(StrEnum):
     """What happens to a run when it comes to the step."""
 
     KILL = "kill -9"
+    TERM = "SIGTERM"
     STOP = "SIGSTOP"
     RAISE = "exception"
     EXHAUST = "MemoryError"
@@ -45,7 +47,7 @@ class RunRequest:
     """A run of a job in a process of its own.
 
     Attributes:
-        kind: Key of :data:`tests.faults.jobs.KINDS`.
+        kind: Key of :data:`tests.faults.jobs.KINDS`, unless the job is described.
         job: Name of the job in the store.
         input_dir: Directory of the input files.
         store_url: The store database.
@@ -56,6 +58,7 @@ class RunRequest:
         owner_timeout_s: When a silent owner counts as hung.
         heartbeat: Whether it moves its heartbeat, by which it also notices that it was overtaken.
         guarded: Whether an upsert refuses older versions of a row.
+        described: The job, where it is none of those kinds.
     """
 
     kind: str
@@ -69,6 +72,7 @@ class RunRequest:
     owner_timeout_s: float = 30.0
     heartbeat: bool = True
     guarded: bool = False
+    described: DescribedJob | None = None
 
     def without_faults(self) -> RunRequest:
         """The same run, undisturbed."""

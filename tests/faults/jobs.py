@@ -178,14 +178,19 @@ _GUARDED = {"upsert": _guarded_upsert}
 
 def declare(request: RunRequest) -> Job:
     """The job of a request."""
+    described = request.described
+    # Nothing is pruned: the oracle looks at every checkpoint of the job's life. Time triggers none.
+    interval_s, keep = (600.0, 1000) if described is None else (described.interval_s, described.keep)
     job = Job(
         request.job,
         mode=request.mode,
-        # Nothing is pruned: the oracle looks at every checkpoint of the job's life. Time triggers none.
-        checkpoint=CheckpointPolicy(interval_s=600, rows=5, timeout_s=20, keep=1000),
+        checkpoint=CheckpointPolicy(interval_s=interval_s, rows=5, timeout_s=20, keep=keep),
         restart=RestartPolicy(attempts=request.restarts, delay_s=0.02, delay_max_s=0.2),
         owner_timeout_s=request.owner_timeout_s,
     )
     job.base_dir = Path(request.input_dir)
-    (_GUARDED[request.kind] if request.guarded else KINDS[request.kind].declare)(job)
+    if described is not None:
+        described.add_to(job)
+    else:
+        (_GUARDED[request.kind] if request.guarded else KINDS[request.kind].declare)(job)
     return job

@@ -119,7 +119,10 @@ class ChildRun:
 
     def wait(self) -> RunResult | None:
         """Wait for the end; the result, or None when it was killed."""
-        status = self._zygote.status_of(self)
+        return self.ended(self._zygote.status_of(self))
+
+    def ended(self, status: int) -> RunResult | None:
+        """Take the result of a run whose end was waited for; None when it was killed."""
         assert not os.WIFSTOPPED(status), f"{self.request} stands still"
         self.close()
         if os.WIFSIGNALED(status):
