@@ -12,6 +12,8 @@ module        what it holds
 ``child``     the body of a run's process
 ``zygote``    a warm process that forks these processes
 ``arena``     databases, input files and runs of one test worker
+``described`` jobs as plain data, for whoever makes them up
+``crashing``  a server to be killed
 ``oracle``    what must hold after a fault, after a repeated run, and after an idle one
 ``proxy``     a TCP proxy that loses answers
 ============  ====================================================================================

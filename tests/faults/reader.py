@@ -58,6 +58,7 @@ class Reader:
         server_may_stop: Whether lost connections are made anew instead of being an error.
         cuts_vary: Whether runs differ in the rows of a checkpoint (the request then names the most). While rows are
             written again, an upsert without a guard may then show values of two runs at once.
+        judge: Who looks, where the job is none of the fixed kinds.
 
     Attributes:
         looks: How many looks were taken, each in both ways.
@@ -71,11 +72,12 @@ class Reader:
         pause_s: float = PAUSE_S,
         server_may_stop: bool = False,
         cuts_vary: bool = False,
+        judge: Judge | None = None,
     ) -> None:
         assert request.mode is CheckpointMode.EXACTLY_ONCE, "readers of other modes may see rows twice or miss them"
         self.looks = 0
         self.reconnects = 0
-        self._judge = Judge(request, cuts_vary)
+        self._judge = Judge(request, cuts_vary) if judge is None else judge
         self._urls = (request.store_url, request.other_url)
         self._pause_s = pause_s
         self._server_may_stop = server_may_stop
