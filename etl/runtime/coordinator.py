@@ -287,9 +287,10 @@ class Coordinator:
 
     def _make_visible(self, pending: PendingCheckpoint) -> None:
         self._outlets.emit("commit.begin", checkpoint=pending.checkpoint_id)
-        for committable in pending.committables:
-            committer = self._committers[committable.uid]
-            assert committer is not None
-            committer.commit(committable)
+        # In the order of the declaration, as in recovery, and not in that of the acknowledgements, which is chance.
+        for uid, committer in self._committers.items():
+            for committable in pending.committables:
+                if committable.uid == uid and committer is not None:
+                    committer.commit(committable)
         self._outlets.emit("commit.end", checkpoint=pending.checkpoint_id)
         self._outlets.committed(pending.checkpoint_id, pending.rows_written)

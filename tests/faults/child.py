@@ -20,6 +20,7 @@ from etl.runtime.run import RunOptions, run_job
 from etl.runtime.stop import StopSignal
 from etl.runtime.telemetry import Event, Telemetry
 from etl.store.database import Database
+from tests.faults import mutations
 from tests.faults.fault import Action, Fault, RunRequest, RunResult, Step
 from tests.faults.jobs import declare
 
@@ -47,7 +48,7 @@ class Recorder:
 
     def __call__(self, event: Event) -> None:
         """Note the step, then do to the run what is due."""
-        for fault in self._note(Step(event.name, event.fields.get("uid"))):
+        for fault in self._note(Step(event.name, event.fields.get("uid"), threading.current_thread().name)):
             self._carry_out(fault)
 
     def _note(self, step: Step) -> list[Fault]:
@@ -103,6 +104,8 @@ def _database_of(url: str) -> str:
 
 def run(request: RunRequest, channel: socket.socket) -> RunResult:
     """Run the job as the command line would."""
+    if request.mutant is not None:
+        mutations.apply(request.mutant)
     warnings: list[str] = []
     recorder = Recorder(request, channel)
     telemetry = Telemetry()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterator
 
+import psycopg
 import pytest
+from psycopg import sql
 
 from tests.faults.arena import Arena, open_arena
 from tests.faults.cases import Undisturbed
@@ -28,3 +31,20 @@ def arena(worker_arena: Arena) -> Iterator[Arena]:
     """The worker's arena; whatever a failed test leaves is removed."""
     yield worker_arena
     worker_arena.clean()
+
+
+@pytest.fixture
+def stranger(arena: Arena) -> Iterator[str]:
+    """A role under which a run may do everything but end the sessions of the role that the other runs use."""
+    name = f"etl_stranger_{secrets.token_hex(6)}"
+    role = sql.Identifier(name)
+    # Only a superuser may finish what another role has prepared; the engine ends sessions of its own role alone.
+    create = sql.SQL("CREATE ROLE {} SUPERUSER LOGIN PASSWORD {}").format(role, sql.Literal(name))
+    try:
+        arena.store.execute(create)
+    except psycopg.errors.InsufficientPrivilege as error:
+        pytest.skip(f"no second superuser: {error}")
+    yield name
+    for connection in (arena.store, arena.other):
+        connection.execute(sql.SQL("DROP OWNED BY {}").format(role))
+    arena.store.execute(sql.SQL("DROP ROLE {}").format(role))

@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from etl.sink import CheckpointMode
 from tests.faults.described import DescribedJob
+from tests.model.mutants import Mutant
 
 
 class Action(StrEnum):
@@ -58,6 +59,8 @@ class RunRequest:
         owner_timeout_s: When a silent owner counts as hung.
         heartbeat: Whether it moves its heartbeat, by which it also notices that it was overtaken.
         guarded: Whether an upsert refuses older versions of a row.
+        rows: Rows of a checkpoint.
+        mutant: What is wrong with the engine.
         described: The job, where it is none of those kinds.
     """
 
@@ -72,6 +75,8 @@ class RunRequest:
     owner_timeout_s: float = 30.0
     heartbeat: bool = True
     guarded: bool = False
+    rows: int = 5
+    mutant: Mutant | None = None
     described: DescribedJob | None = None
 
     def without_faults(self) -> RunRequest:
@@ -81,10 +86,11 @@ class RunRequest:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """An event that a run emitted."""
+    """An event that a run emitted, and the thread that did."""
 
     name: str
     uid: str | None = None
+    thread: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -184,7 +184,7 @@ def declare(request: RunRequest) -> Job:
     job = Job(
         request.job,
         mode=request.mode,
-        checkpoint=CheckpointPolicy(interval_s=interval_s, rows=5, timeout_s=20, keep=keep),
+        checkpoint=CheckpointPolicy(interval_s=interval_s, rows=request.rows, timeout_s=20, keep=keep),
         restart=RestartPolicy(attempts=request.restarts, delay_s=0.02, delay_max_s=0.2),
         owner_timeout_s=request.owner_timeout_s,
     )

@@ -165,14 +165,14 @@ def check_nothing_left(arena: Arena) -> None:
     """No prepared transaction, no lock of one, no row in the log, no session."""
     for connection in (arena.store, arena.other):
         prepared = "SELECT gid FROM pg_prepared_xacts WHERE database = current_database()"
-        assert _column(connection, prepared) == []
+        assert _column(connection, prepared) == [], "prepared transactions are left"
         locks = (
             "SELECT l.relation::regclass::text FROM pg_locks l JOIN pg_database d ON d.oid = l.database"
             " WHERE d.datname = current_database() AND l.pid IS NULL"
         )
         assert _column(connection, locks) == [], "locks of a prepared transaction"
-        assert sessions_left(connection) == []
-    assert _column(arena.store, "SELECT count(*) FROM etl.write_ahead_log") == [0]
+        assert sessions_left(connection) == [], "sessions are left"
+    assert _column(arena.store, "SELECT count(*) FROM etl.write_ahead_log") == [0], "rows are left in the log"
 
 
 def sessions(connection: Connection) -> list[str]:

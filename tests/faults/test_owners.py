@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
 from tests.faults import oracle
@@ -37,22 +34,6 @@ def test_one_of_many_starts_at_once_works(arena: Arena, undisturbed: Undisturbed
     assert [result.exit_code for result in done if result] == [0]
     assert [result.exit_code for result in refused if result] == [BUSY] * (starts - 1)
     oracle.check_done(arena, request, expected)
-
-
-@pytest.fixture
-def stranger(arena: Arena) -> Iterator[str]:
-    """A role that may write everything but may not end the sessions of the role the other runs use."""
-    name = f"etl_stranger_{secrets.token_hex(6)}"
-    role = sql.Identifier(name)
-    arena.store.execute(sql.SQL("CREATE ROLE {} LOGIN PASSWORD {}").format(role, sql.Literal(name)))
-    connections = (arena.store, arena.other)
-    for connection in connections:
-        connection.execute(sql.SQL("GRANT USAGE ON SCHEMA etl, public TO {}").format(role))
-        connection.execute(sql.SQL("GRANT ALL ON ALL TABLES IN SCHEMA etl, public TO {}").format(role))
-    yield name
-    for connection in connections:
-        connection.execute(sql.SQL("DROP OWNED BY {}").format(role))
-    arena.store.execute(sql.SQL("DROP ROLE {}").format(role))
 
 
 @pytest.mark.parametrize(
