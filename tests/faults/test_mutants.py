@@ -73,7 +73,7 @@ HARM: Mapping[Mutant, Harm] = {
 }
 
 
-@pytest.mark.parametrize("mutant", Mutant)
+@pytest.mark.parametrize("mutant", Mutant, ids=lambda mutant: str(mutant.name))
 def test_mutant_does_harm_that_is_seen(arena: Arena, undisturbed: Undisturbed, stranger: str, mutant: Mutant) -> None:
     harm = HARM[mutant]
     expected = undisturbed.state(harm.kind)
