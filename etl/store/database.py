@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,10 +21,13 @@ from etl.sqlstate import translate
 CONNECT_TIMEOUT_S = 10
 LOCK_TIMEOUT_S = 60
 SEND_BUFFER_BYTES = 1 << 20
-_KEEPALIVE_IDLE_S = 10
-_KEEPALIVE_INTERVAL_S = 5
-_KEEPALIVE_COUNT = 3
-_TCP_USER_TIMEOUT_MS = 30_000
+_DEAD_PEER: Mapping[str, int] = {
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 30_000,
+}
+"""libpq's parameters (seconds, but for the last: milliseconds) that notice within half a minute that nobody answers."""
 
 Connection = psycopg.Connection[Any]
 
@@ -47,6 +50,7 @@ class Database:
             self._parts = conninfo_to_dict(url)
         except psycopg.ProgrammingError as error:
             raise ConfigurationError(f"the URL of database {name} cannot be read: {redact(str(error))}") from None
+        self._dead_peer = {key: str(self._parts.get(key) or value) for key, value in _DEAD_PEER.items()}
 
     @property
     def safe_url(self) -> str:
@@ -61,6 +65,8 @@ class Database:
     def connect(self, application_name: str) -> Connection:
         """Open an autocommit connection with durable commits, keepalives and bounded waits.
 
+        What the URL says about keepalives and timeouts of the network holds on both sides of the connection.
+
         Args:
             application_name: Shown in ``pg_stat_activity``; at most 63 bytes count.
 
@@ -71,10 +77,7 @@ class Database:
             self._url,
             application_name=application_name,
             connect_timeout=self._parts.get("connect_timeout") or CONNECT_TIMEOUT_S,
-            keepalives_idle=_KEEPALIVE_IDLE_S,
-            keepalives_interval=_KEEPALIVE_INTERVAL_S,
-            keepalives_count=_KEEPALIVE_COUNT,
-            tcp_user_timeout=_TCP_USER_TIMEOUT_MS,
+            **self._dead_peer,
         )
         try:
             connection = psycopg.connect(conninfo, autocommit=True, prepare_threshold=None)
@@ -98,10 +101,10 @@ class Database:
             "lock_timeout": f"{LOCK_TIMEOUT_S}s",
             "statement_timeout": "0",
             "idle_in_transaction_session_timeout": f"{unit_ms}ms",
-            "tcp_keepalives_idle": str(_KEEPALIVE_IDLE_S),
-            "tcp_keepalives_interval": str(_KEEPALIVE_INTERVAL_S),
-            "tcp_keepalives_count": str(_KEEPALIVE_COUNT),
-            "tcp_user_timeout": str(_TCP_USER_TIMEOUT_MS),
+            "tcp_keepalives_idle": self._dead_peer["keepalives_idle"],
+            "tcp_keepalives_interval": self._dead_peer["keepalives_interval"],
+            "tcp_keepalives_count": self._dead_peer["keepalives_count"],
+            "tcp_user_timeout": self._dead_peer["tcp_user_timeout"],
             "client_encoding": "UTF8",
             "DateStyle": "ISO, YMD",
             "IntervalStyle": "postgres",
