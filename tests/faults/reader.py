@@ -282,11 +282,11 @@ class Judge:
         return {len(rows): target.expected(rows) for rows in cuts}
 
     def _may_go_back(self, target: Target) -> bool:
-        return target.early and not self.request.guarded
+        return target.early and self.cuts_vary and not self.request.guarded
 
     def _is_mixture(self, target: Target, rows: Rows, allowed: Mapping[int, Rows]) -> bool:
         """Whether each key has a value between its first and its last allowed one."""
-        if not (self.cuts_vary and self._may_go_back(target)):
+        if not self._may_go_back(target):
             return False
         oldest = {key: number for number, key, _ in allowed[min(allowed)]}
         possible = {row for whole in allowed.values() for row in whole}
