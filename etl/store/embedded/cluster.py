@@ -87,7 +87,9 @@ class Cluster:
 
     def url(self, database: str) -> str:
         """URL through the private socket."""
-        postmaster = self._present()
+        return self._url(self._present(), database)
+
+    def _url(self, postmaster: Postmaster, database: str) -> str:
         # From what the server wrote, never from its configuration: a failed start may have rewritten that.
         place = {"host": postmaster.socket_dir, "port": str(postmaster.port)}
         return f"postgresql://{self._login()}@/{database}?{urlencode(place | _PLAIN, quote_via=quote, safe='')}"
@@ -103,10 +105,12 @@ class Cluster:
         Raises:
             ConfigurationError: The environment keeps libpq from asking.
         """
-        if self.postmaster() is None:
+        # Looked up once: a server that stops removes its file at any moment.
+        postmaster = self.postmaster()
+        if postmaster is None:
             return Answer.NONE
         # Not a connection attempt: its errors could be told apart by their texts only.
-        ping = pq.PGconn.ping(f"{self.url('postgres')}&connect_timeout={_CONNECT_TIMEOUT_S}".encode())
+        ping = pq.PGconn.ping(f"{self._url(postmaster, 'postgres')}&connect_timeout={_CONNECT_TIMEOUT_S}".encode())
         if ping == pq.Ping.NO_ATTEMPT:
             raise ConfigurationError("libpq makes no attempt to connect; look at the PG… environment variables")
         return _ANSWERS[pq.Ping(ping)]

@@ -23,6 +23,7 @@ from etl.errors import ConfigurationError, DatabaseUnreachableError
 from etl.store.embedded import EmbeddedServer, ServerState, StopOutcome
 from etl.store.embedded.account import Account
 from etl.store.embedded.binaries import find_bindir, reachable_bindir
+from etl.store.embedded.cluster import Cluster, Postmaster
 from etl.transaction import begin, commit_prepared, prepare
 from tests.support.embedded import Client, kill_postmaster, postmaster_pid, state_directory
 
@@ -233,6 +234,15 @@ class TestCrash:
         assert postmaster_pid(server) != killed
         server.release()
         assert server.status().state is ServerState.STOPPED
+
+    def test_postmaster_that_goes_while_it_is_looked_at_does_not_block(
+        self, server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        looks = iter([Postmaster(os.getpid(), 1, "/nowhere")])
+        look = Cluster.postmaster
+        monkeypatch.setattr(Cluster, "postmaster", lambda cluster: next(looks, None) or look(cluster))
+
+        assert setting(server.acquire(), "fsync") == "off"
 
     def test_busy_backend_that_outlives_its_postmaster_does_not_block(self, server: EmbeddedServer) -> None:
         with closing(connect(server.acquire())) as busy:
