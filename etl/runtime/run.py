@@ -121,12 +121,7 @@ def _run(
         warn=options.warn,
     )
     session, lease = _claim(environment, options.if_running)
-    try:
-        run_id = runs.start(session, lease, _version())
-    except BaseException:
-        session.close()
-        raise
-    supervisor = Supervisor(environment, session, lease, run_id)
+    supervisor = Supervisor(environment, session, lease, _version())
     error: EtlError | None = None
     try:
         supervisor.run()
@@ -136,7 +131,7 @@ def _run(
         supervisor.settle()
     options.monitor.state_changed("ended", restarts=supervisor.restarts)
     summary = _summarise(environment, supervisor, error, started_s)
-    _close_run(supervisor, run_id, summary, telemetry)
+    _close_run(supervisor, summary, telemetry)
     return summary
 
 
@@ -209,10 +204,10 @@ def _exit_code(stop: StopSignal, error: EtlError | None) -> int:
     return _EXIT_BY_SIGNAL.get(stop.signum or 0, 0)
 
 
-def _close_run(supervisor: Supervisor, run_id: int, summary: RunSummary, telemetry: Telemetry) -> None:
+def _close_run(supervisor: Supervisor, summary: RunSummary, telemetry: Telemetry) -> None:
     """Record the end. A database that is gone cannot be told; the next run will find this one dead."""
-    session = supervisor.session
-    if session is None or summary.status is RunStatus.FENCED:
+    session, run_id = supervisor.session, supervisor.run_id
+    if session is None or run_id is None or summary.status is RunStatus.FENCED:
         supervisor.drop_session()
         return
     telemetry.emit("run.ending", status=str(summary.status))

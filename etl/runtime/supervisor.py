@@ -43,16 +43,18 @@ class Supervisor:
         totals: Rows of the checkpoints that this run has completed.
         checkpoint_id: The last checkpoint that this run is known to have completed, 0 for none.
         restarts: Attempts beyond the first.
+        run_id: The run's row in the store; None until the first attempt has written it.
     """
 
-    def __init__(self, environment: RunEnvironment, session: StoreConnection, lease: Lease, run_id: int) -> None:
+    def __init__(self, environment: RunEnvironment, session: StoreConnection, lease: Lease, version: str) -> None:
         self.session: StoreConnection | None = session
         self.lease = lease
+        self.run_id: int | None = None
         self.totals = RunTotals()
         self.checkpoint_id = 0
         self.restarts = 0
         self._environment = environment
-        self._run_id = run_id
+        self._version = version
         self._failures = 0
 
     def run(self) -> None:
@@ -74,7 +76,9 @@ class Supervisor:
         try:
             session = self._owned_session()
             before = self.lease.checkpoint_id
-            Attempt(self._environment, session, self.lease, self._run_id, self.totals).run()
+            if self.run_id is None:
+                self.run_id = runs.start(session, self.lease, self._version)
+            Attempt(self._environment, session, self.lease, self.run_id, self.totals).run()
         except Exception as raised:  # noqa: BLE001 - classified, and raised by run() unless it may pass
             error = classify(raised)
             if error is not raised:
@@ -135,7 +139,9 @@ class Supervisor:
                 self._recount(self.session)
 
     def _recount(self, session: StoreConnection) -> None:
-        totals, self.checkpoint_id = runs.load_totals(session, self._run_id)
+        if self.run_id is None:
+            return
+        totals, self.checkpoint_id = runs.load_totals(session, self.run_id)
         # At most once, rows are committed after their checkpoint was recorded: the store knows less than we do.
         if self._environment.job.mode is not CheckpointMode.AT_MOST_ONCE:
             self.totals = totals

@@ -132,6 +132,16 @@ def check_done(arena: Arena, request: RunRequest, undisturbed: State) -> State:
     return state
 
 
+def is_done(arena: Arena, request: RunRequest, undisturbed: State) -> bool:
+    """Whether everything is read, recorded and visible."""
+    kind = KINDS[request.kind]
+    state = read_state(arena.store, request.job)
+    if state.offsets[-1] != undisturbed.offsets[-1]:
+        return False
+    rows = state.rows(kind, state.checkpoint)
+    return all(visible_rows(arena, target) == target.expected(rows) for target in kind.targets)
+
+
 def check_records(arena: Arena, kind: Kind, state: State) -> None:
     """The record of checkpoints and runs agrees with the head and with itself."""
     numbers = _column(
