@@ -349,6 +349,59 @@ class SupportsCommitter(ABC):
         """A new committer for one attempt."""
 
 
+@dataclass(frozen=True, slots=True)
+class Scratch:
+    """A place of its own for one trial of a crash test, empty at first and removed as a whole afterwards.
+
+    Attributes:
+        schema: A PostgreSQL schema; it exists in the store and in every database that a sink of the job names.
+        directory: A directory.
+    """
+
+    schema: str
+    directory: Path
+
+
+@dataclass(frozen=True, slots=True)
+class ScratchTable:
+    """A table of the sink's database that holds what a sink has written to a scratch place."""
+
+    schema: str
+    name: str
+
+
+class SupportsScratch(ABC):
+    """Capability of a sink that can write to another place for a while, so that a crash test leaves the target alone.
+
+    Of each trial, ``etl chaos`` calls :meth:`copy_target` once; then :meth:`aimed_at` in every process, whose run works
+    with what that returns and with nothing else of this sink; and at last, when no run is under way,
+    :meth:`visible_rows` of the sink that was aimed.
+    """
+
+    @abstractmethod
+    def aimed_at(self, scratch: Scratch) -> Sink:
+        """This sink, writing to the scratch place and nowhere else. Opens nothing.
+
+        For the same place it must always name the same target, in every process.
+        """
+
+    def copy_target(self, context: PreflightContext, scratch: Scratch) -> None:
+        """Make an empty target in the scratch place as the real one is. The default leaves that to the run.
+
+        Called for the sink as it was declared. The real target is only looked at.
+
+        Raises:
+            ConfigurationError: There is no target to copy.
+        """
+
+    @abstractmethod
+    def visible_rows(self, context: PreflightContext) -> ScratchTable | Iterable[pa.RecordBatch]:
+        """All rows that readers of the target see now, each as often as it is there.
+
+        Called for a sink that was aimed. A table is compared where it is, by its server; batches are kept in memory.
+        """
+
+
 def rows_of(batches: Iterable[pa.RecordBatch]) -> int:
     """Total number of rows."""
     return sum(batch.num_rows for batch in batches)

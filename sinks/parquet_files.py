@@ -5,15 +5,18 @@ Also the example of a target that is no database, see :mod:`sinks.two_phase`.
 
 from __future__ import annotations
 
+import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from copy import copy
 from pathlib import Path
+from typing import Self
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from etl.errors import ConfigurationError, Finding
-from etl.sink import Committable, PreflightContext, SinkContext
+from etl.sink import Committable, PreflightContext, Scratch, SinkContext, SupportsScratch
 from sinks.chunker import Chunker
 from sinks.two_phase import PreparedUnits, TwoPhaseCommitSinkBase, UnitId, UnitStager
 
@@ -23,7 +26,7 @@ OPEN_SUFFIX = ".open"
 PREPARED_SUFFIX = ".prepared"
 
 
-class ParquetFiles(TwoPhaseCommitSinkBase):
+class ParquetFiles(TwoPhaseCommitSinkBase, SupportsScratch):
     """One file a checkpoint and subtask, each visible under its final name only after its checkpoint completed.
 
     A file that is still written or waits for its checkpoint has a name that begins with a dot. The directory must be on
@@ -61,6 +64,18 @@ class ParquetFiles(TwoPhaseCommitSinkBase):
     def prepare_target(self, context: PreflightContext) -> None:
         """Make the directory."""
         (context.base_dir / self._directory).mkdir(parents=True, exist_ok=True)
+
+    def aimed_at(self, scratch: Scratch) -> Self:
+        """The same sink with another directory."""
+        aimed = copy(self)
+        aimed._directory = scratch.directory / hashlib.sha256(str(self._directory).encode()).hexdigest()[:16]
+        return aimed
+
+    def visible_rows(self, context: PreflightContext) -> Iterator[pa.RecordBatch]:
+        """The rows of all files that are not hidden."""
+        for path in sorted((context.base_dir / self._directory).glob("[!.]*.parquet")):
+            with pq.ParquetFile(path) as file:
+                yield from file.iter_batches()
 
     def create_stager(self, context: SinkContext) -> UnitStager:
         """See :class:`TwoPhaseCommitSinkBase`."""

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
+from typing import Self
 
 import psycopg
 import pyarrow as pa
 
 from etl.errors import ConfigurationError, Finding
-from etl.sink import Connection, PreflightContext, Sink, SinkContext
+from etl.sink import Connection, PreflightContext, Scratch, ScratchTable, Sink, SinkContext, SupportsScratch
 from etl.sqlstate import translate
 from etl.transaction import begin
 from sinks.postgres_loaders import streaming_loader
 from sinks.postgres_preflight import create_table, inspect
+from sinks.postgres_scratch import copy_definition, table_in
 from sinks.postgres_table import PostgresTable
 from sinks.postgres_writer import Loader, WritePlan, chunker_for, translated
 
 
-class PostgresSink(Sink):
+class PostgresSink(Sink, SupportsScratch):
     """A sink that writes to a table.
 
     Args:
@@ -56,6 +59,20 @@ class PostgresSink(Sink):
     def describe(self) -> str:
         """One line for ``etl explain``."""
         return f"{type(self).__name__}({self.table.describe()})"
+
+    def aimed_at(self, scratch: Scratch) -> Self:
+        """The same sink with a copy of its table. A subclass that writes anywhere else has more to turn."""
+        aimed = copy(self)
+        aimed.table = table_in(scratch, self.table)
+        return aimed
+
+    def copy_target(self, context: PreflightContext, scratch: Scratch) -> None:
+        """Copy the table's definition; a table that the run will create is left to it."""
+        copy_definition(context, self.table, table_in(scratch, self.table))
+
+    def visible_rows(self, context: PreflightContext) -> ScratchTable:  # noqa: ARG002 - the table says it all
+        """The table itself."""
+        return ScratchTable(self.table.schema, self.table.name)
 
     def fence(self, context: SinkContext) -> None:
         """See :meth:`etl.sink.Sink.fence`."""

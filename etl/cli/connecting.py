@@ -54,9 +54,10 @@ class StoreUrl:
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """The store database with a fitting schema, and how to bring its server back."""
+    """The store database with a fitting schema, where it is (with its password), and how to bring its server back."""
 
     database: Database
+    url: str
     repair: Callable[[], None]
 
 
@@ -101,7 +102,7 @@ def open_store(settings: Settings) -> Iterator[Store]:
         else:
             with database.connect("etl:check") as connection:
                 migrations.require_current(connection, STORE)
-        yield Store(database, where.repair)
+        yield Store(database, where.url, where.repair)
 
 
 def target_databases(settings: Settings, names: Sequence[str]) -> Mapping[str, Database]:

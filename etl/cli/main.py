@@ -57,6 +57,7 @@ COMMANDS: Mapping[str, LazyCommand] = {
     "run": LazyCommand("etl.cli.run:run", "Run jobs: read what is there, make it visible, exit."),
     "list": LazyCommand("etl.cli.listing:list_jobs", "List the jobs of the project."),
     "explain": LazyCommand("etl.cli.explain:explain", "Show a job's graph, schemas and guarantees."),
+    "chaos": LazyCommand("etl.cli.chaos:chaos", "Kill a job at every step, on scratch copies, and compare."),
     "status": LazyCommand("etl.cli.status:status", "Show where each job stands."),
     "history": LazyCommand("etl.cli.history:history", "Show past runs."),
     "crontab": LazyCommand("etl.cli.crontab:crontab", "Print crontab lines for the jobs that have a schedule."),
@@ -106,6 +107,7 @@ _HELP = """Exactly-once ETL on nothing but PostgreSQL.
 Exit codes: 0 done and visible · 2 usage or configuration · 65 bad data
 69 database not reachable · 70 internal · 75 already running
 78 fenced by a newer run · 130/143 stopped by a signal
+1 (chaos alone) the job does not survive every crash
 """
 
 

@@ -1,1 +1,1 @@
-"""What third parties need to prove their connectors: contract suites to inherit, and small stand-ins of the runtime."""
+"""What users need to prove what is theirs: contract suites and stand-ins for connectors, a crash test for jobs."""
