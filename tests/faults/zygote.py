@@ -88,8 +88,12 @@ def _fork(request: RunRequest, control: socket.socket, descriptor: int) -> int:
 
 def main() -> None:
     """Import everything that a run needs, then serve."""
+    import pyarrow
+
     import tests.faults.child  # noqa: F401
 
+    # With its first array pyarrow imports pandas, where there is one: as dear as a run.
+    pyarrow.array([])
     # What was imported is never looked at by the children's collector, and so stays shared with them.
     gc.freeze()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
