@@ -9,8 +9,10 @@ import psycopg
 import pytest
 from psycopg import sql
 
+from etl.errors import ConfigurationError
 from tests.faults.arena import Arena, open_arena
 from tests.faults.cases import Undisturbed
+from tests.faults.crashing import TEMPLATE, CrashingServer
 
 
 @pytest.fixture(scope="session")
@@ -48,3 +50,28 @@ def stranger(arena: Arena) -> Iterator[str]:
     for connection in (arena.store, arena.other):
         connection.execute(sql.SQL("DROP OWNED BY {}").format(role))
     arena.store.execute(sql.SQL("DROP ROLE {}").format(role))
+
+
+@pytest.fixture(scope="session")
+def crashing_server() -> Iterator[CrashingServer]:
+    """A server of this worker's own, to be killed."""
+    try:
+        server = CrashingServer()
+    except ConfigurationError as error:
+        pytest.skip(str(error))
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="session")
+def worker_crash_arena(crashing_server: CrashingServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Arena]:
+    """Databases and zygote of this worker on that server."""
+    with open_arena(crashing_server.url, TEMPLATE, tmp_path_factory.mktemp("input")) as made:
+        yield made
+
+
+@pytest.fixture
+def crash_arena(worker_crash_arena: Arena) -> Iterator[Arena]:
+    """That arena; whatever a failed test leaves is removed."""
+    yield worker_crash_arena
+    worker_crash_arena.clean()

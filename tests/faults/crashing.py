@@ -1,11 +1,15 @@
-"""A server of a test's own, to be killed with everything below it and started again at the same place."""
+"""A server of a test's own, to be stopped or killed with everything below it, and started again at the same place."""
 
 from __future__ import annotations
 
 import os
 import signal
 from contextlib import suppress
+from enum import StrEnum
 from pathlib import Path
+from typing import Any
+
+import psycopg
 
 from etl.store.embedded import EmbeddedServer
 from etl.store.migrations import upgrade
@@ -15,9 +19,27 @@ from tests.support.servers import SESSION_DIR_VARIABLE, SETTINGS
 TEMPLATE = "etl_template"
 """A database with the schema ``etl``, to make others from."""
 
+END_TIMEOUT_S = 60
+
+
+class Stop(StrEnum):
+    """How the server comes to its end; by the last one it starts again by itself."""
+
+    FAST = "fast shutdown"
+    IMMEDIATE = "immediate shutdown"
+    KILL = "kill -9 of all its processes"
+    BACKEND = "kill -9 of one session's process"
+
+
+_SIGNALS = {Stop.FAST: signal.SIGINT, Stop.IMMEDIATE: signal.SIGQUIT}
+
 
 class CrashingServer:
-    """A server of this worker's own, to be killed."""
+    """A server of this worker's own, to be killed.
+
+    Raises:
+        ConfigurationError: There can be none here.
+    """
 
     def __init__(self) -> None:
         directory = Path(os.environ[SESSION_DIR_VARIABLE]) / f"crash-{os.getpid()}"
@@ -28,21 +50,45 @@ class CrashingServer:
 
     def kill(self) -> None:
         """kill -9 of the postmaster and of every process below it."""
-        postmaster = self._server.status().pid
-        assert postmaster is not None
+        postmaster = self._postmaster()
         # Looked up before: they are nobody's children once the postmaster is dead.
-        doomed = [postmaster, *_children_of(postmaster)]
-        for pid in doomed:
+        for pid in [postmaster, *_children_of(postmaster)]:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
+    def stop(self, how: Stop, victim: int, witness: psycopg.Connection[Any]) -> None:
+        """Have the server come to its end; returns when it has begun to end its sessions.
+
+        Args:
+            how: In which way.
+            victim: The session to be killed, where it is one.
+            witness: A session of the test's own.
+        """
+        match how:
+            case Stop.FAST | Stop.IMMEDIATE:
+                os.kill(self._postmaster(), _SIGNALS[how])
+            case Stop.KILL:
+                self.kill()
+            case Stop.BACKEND:
+                os.kill(victim, signal.SIGKILL)
+        try:
+            witness.execute("SELECT pg_sleep(%s)", [END_TIMEOUT_S])
+        except psycopg.OperationalError:
+            return
+        raise AssertionError(f"the server goes on after {how}")
+
     def restart(self) -> None:
-        """Bring it back at the same place."""
+        """Bring it back at the same place, or wait until it has come back by itself."""
         assert self._server.acquire() == self.url
 
     def close(self) -> None:
         """End it."""
         self._server.release()
+
+    def _postmaster(self) -> int:
+        pid = self._server.status().pid
+        assert pid is not None
+        return pid
 
 
 def _children_of(parent: int) -> list[int]:

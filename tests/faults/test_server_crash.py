@@ -2,40 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from enum import StrEnum
 
 import pytest
 
-from etl.errors import ConfigurationError
 from tests.faults import oracle
-from tests.faults.arena import Arena, open_arena
+from tests.faults.arena import Arena
 from tests.faults.cases import SAMPLE, THOROUGH, Undisturbed, thorough
-from tests.faults.crashing import TEMPLATE, CrashingServer
+from tests.faults.crashing import CrashingServer
 from tests.faults.fault import Action, Fault
 from tests.faults.steps import CASES
-
-
-@pytest.fixture(scope="session")
-def crashing_server() -> Iterator[CrashingServer]:
-    try:
-        server = CrashingServer()
-    except ConfigurationError as error:
-        pytest.skip(str(error))
-    yield server
-    server.close()
-
-
-@pytest.fixture(scope="session")
-def worker_crash_arena(crashing_server: CrashingServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Arena]:
-    with open_arena(crashing_server.url, TEMPLATE, tmp_path_factory.mktemp("input")) as made:
-        yield made
-
-
-@pytest.fixture
-def crash_arena(worker_crash_arena: Arena) -> Iterator[Arena]:
-    yield worker_crash_arena
-    worker_crash_arena.clean()
 
 
 class UpAgain(StrEnum):
