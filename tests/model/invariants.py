@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tests.model.protocol import Protocol, Step
-from tests.model.world import SinkModel, World
+from tests.model.world import SinkModel, World, empty_target, written
 
 _RECOVERING = frozenset(
     {"observe", "claim", "end_sessions", "settle", "settle_each", "settle_prune", "settle_record", "fence", "verify"}
@@ -17,13 +17,27 @@ def violations(protocol: Protocol, before: World, step: Step) -> Iterator[str]:
     world = step.world
     if world.targets != before.targets or world.head != before.head:
         for number, sink in enumerate(protocol.sinks):
-            yield from _wrong_rows(sink, number, before, world)
+            look = _wrong_latest if sink.early else _wrong_rows
+            yield from look(protocol, number, before, world)
     if step.what == "done":
         yield from _untrue_end(protocol, world)
     yield from _orphans(world)
 
 
-def _wrong_rows(sink: SinkModel, number: int, before: World, world: World) -> Iterator[str]:
+def _wrong_latest(protocol: Protocol, number: int, _before: World, world: World) -> Iterator[str]:
+    """Upserted rows are those up to some place, and never less than the last checkpoint; a replay may go back to it."""
+    sink, target = protocol.sinks[number], world.targets[number]
+    allowed = [_whole(protocol, sink, end) for end in range(world.head.position, protocol.rows + 1)]
+    if target not in allowed:
+        yield f"sink {number}: the latest rows are {target}, which is none of {allowed}"
+
+
+def _whole(protocol: Protocol, sink: SinkModel, end: int) -> tuple[int, ...]:
+    """The target that has the rows before ``end``, each once."""
+    return written(sink, empty_target(sink, protocol.rows), 0, end)
+
+
+def _wrong_rows(protocol: Protocol, number: int, before: World, world: World) -> Iterator[str]:
     counts, head = world.targets[number], world.head
     if any(new < old for new, old in zip(counts, before.targets[number], strict=True)):
         yield f"sink {number}: a row that was visible has disappeared"
@@ -32,16 +46,14 @@ def _wrong_rows(sink: SinkModel, number: int, before: World, world: World) -> It
     visible = sum(count > 0 for count in counts)
     if any(counts[visible:]):
         yield f"sink {number}: a HOLE in {counts}"
-    if sink.early:
-        return
     # Rows show up to the last checkpoint, or, for a while, to the one before.
-    allowed = {head.position, head.before} if sink.committed else {head.position}
+    allowed = {head.position, head.before} if protocol.sinks[number].committed else {head.position}
     if visible not in allowed:
         yield f"sink {number}: shows {visible} rows, which is no completed checkpoint ({sorted(allowed)})"
 
 
 def _untrue_end(protocol: Protocol, world: World) -> Iterator[str]:
-    wanted = ((1,) * protocol.rows,) * len(protocol.sinks)
+    wanted = tuple(_whole(protocol, sink, protocol.rows) for sink in protocol.sinks)
     if world.targets != wanted:
         yield f"a run has ended well, and the targets hold {world.targets}: LOST"
 

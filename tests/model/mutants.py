@@ -33,7 +33,7 @@ class Mutant(StrEnum):
 
 
 CAUGHT: Mapping[Mutant, tuple[str, ...]] = {
-    Mutant.NO_FENCE: ("two-phase", "write-ahead", "united"),
+    Mutant.NO_FENCE: ("two-phase", "write-ahead", "upsert", "united"),
     Mutant.NO_COMPARE_AND_SET: ("transactional", "two-phase", "write-ahead"),
     Mutant.NO_EPOCH: ("two-phase", "write-ahead"),
     Mutant.STALE_READ: ("two-phase", "write-ahead"),

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from etl.sink import Delivery
 from tests.model.mutants import Mutant
-from tests.model.world import STORE, Head, Run, SinkModel, Unit, World, Writing, beginning
+from tests.model.world import STORE, Head, Run, SinkModel, Unit, World, Writing, beginning, written
 
 COORDINATOR: Final = -1
 """Role of the thread that recovers, completes and commits; the others are the sinks' threads, by number."""
@@ -89,7 +89,7 @@ class Protocol:
 
     def beginning(self) -> World:
         """The state before the first run."""
-        return beginning(len(self.sinks), self.rows)
+        return beginning(self.sinks, self.rows)
 
     def steps(self, world: World) -> Iterator[Step]:
         """Everything that can happen next.
@@ -320,7 +320,7 @@ class Protocol:
             case Delivery.IDEMPOTENT:
                 world = self._upserted(world, unit)
             case Delivery.TRANSACTIONAL if self.has(Mutant.TWO_TRANSACTIONS):
-                world = _visible(world, unit)
+                world = self._visible(world, unit)
         yield _went_on(world, run, f"staged {_named(unit)}", events, staged, number)
 
     def _unit(self, run: Run, number: int) -> Unit:
@@ -332,10 +332,11 @@ class Protocol:
             if any((sink, checkpoint) == (unit.sink, unit.checkpoint) for sink, _, checkpoint in world.ledger):
                 return world
             world = _recorded(world, unit)
-        counts = tuple(
-            1 if unit.first <= row < unit.end else count for row, count in enumerate(world.targets[unit.sink])
-        )
-        return _with_counts(world, unit.sink, counts)
+        return self._visible(world, unit)
+
+    def _visible(self, world: World, unit: Unit) -> World:
+        target = written(self.sinks[unit.sink], world.targets[unit.sink], unit.first, unit.end)
+        return world._replace(targets=(*world.targets[: unit.sink], target, *world.targets[unit.sink + 1 :]))
 
     # --- completing and committing ----------------------------------------------------------------------------------
 
@@ -359,7 +360,7 @@ class Protocol:
         world = world._replace(head=Head(head.epoch, run.checkpoint + 1, run.end, run.position, units))
         for number, sink in enumerate(self.sinks):
             if sink.delivery is Delivery.TRANSACTIONAL and not self.has(Mutant.TWO_TRANSACTIONS):
-                world = _visible(world, self._unit(run, number))
+                world = self._visible(world, self._unit(run, number))
         after = run._replace(step="commit", part=0)
         if self.has(Mutant.COMPLETE_BEFORE_PREPARE):
             after = run._replace(step="stage", part=1)
@@ -408,7 +409,7 @@ class Protocol:
         """
         found = next((one for one in world.prepared if _same(one, unit)), None)
         if found is not None:
-            world = _visible(world._replace(prepared=world.prepared - {found}), found)
+            world = self._visible(world._replace(prepared=world.prepared - {found}), found)
             return world if self.has(Mutant.TWO_TRANSACTIONS) else _recorded(world, found)
         if _is_recorded(world, unit) or self.has(Mutant.ABSENT_IS_DONE):
             return world
@@ -439,7 +440,7 @@ class Protocol:
         if not found and not self.has(Mutant.PRUNE_BEFORE_DELIVERY):
             raise LostError(f"{_named(unit)} of a completed checkpoint is not in the log")
         for one in found or [unit]:
-            world = _visible(world, one)
+            world = self._visible(world, one)
         return world if self.has(Mutant.TWO_TRANSACTIONS) else _recorded(world, unit)
 
     # --- locks ------------------------------------------------------------------------------------------------------
@@ -510,16 +511,6 @@ def _recorded(world: World, unit: Unit) -> World:
 
 def _pruned(world: World, unit: Unit) -> World:
     return world._replace(log=frozenset(one for one in world.log if not _same(one, unit)))
-
-
-def _visible(world: World, unit: Unit) -> World:
-    counts = world.targets[unit.sink]
-    added = tuple(count + (unit.first <= row < unit.end) for row, count in enumerate(counts))
-    return _with_counts(world, unit.sink, added)
-
-
-def _with_counts(world: World, sink: int, counts: tuple[int, ...]) -> World:
-    return world._replace(targets=(*world.targets[:sink], counts, *world.targets[sink + 1 :]))
 
 
 def _fenced_at(world: World, database: int, epoch: int) -> World:

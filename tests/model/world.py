@@ -96,7 +96,7 @@ class Run(NamedTuple):
 
 
 class World(NamedTuple):
-    """One state. ``ledger`` holds (sink, epoch, checkpoint); ``targets`` counts each row, by sink."""
+    """One state. ``ledger`` holds (sink, epoch, checkpoint), ``targets`` what :func:`empty_target` says, by sink."""
 
     head: Head
     fences: tuple[int, ...]
@@ -110,8 +110,27 @@ class World(NamedTuple):
     """How often somebody has rolled a prepared transaction back by hand."""
 
 
-def beginning(sinks: int, rows: int) -> World:
+def beginning(sinks: tuple[SinkModel, ...], rows: int) -> World:
     """Nothing has run yet."""
     nothing: frozenset[Unit] = frozenset()
-    counts = ((0,) * rows,) * sinks
-    return World(Head(0, 0, 0, 0, ()), (0, 0), nothing, nothing, frozenset(), counts, (), 0, 0)
+    targets = tuple(empty_target(sink, rows) for sink in sinks)
+    return World(Head(0, 0, 0, 0, ()), (0, 0), nothing, nothing, frozenset(), targets, (), 0, 0)
+
+
+KEYS = 2
+"""Upserted rows have one of so many keys, in turn."""
+
+
+def empty_target(sink: SinkModel, rows: int) -> tuple[int, ...]:
+    """What a target holds at first: how often it has each row; of upserted rows the last one (from 1) by key."""
+    return (0,) * (KEYS if sink.early else rows)
+
+
+def written(sink: SinkModel, target: tuple[int, ...], first: int, end: int) -> tuple[int, ...]:
+    """The target after rows were written to it."""
+    if not sink.early:
+        return tuple(count + (first <= row < end) for row, count in enumerate(target))
+    latest = list(target)
+    for row in range(first, end):
+        latest[row % KEYS] = row + 1
+    return tuple(latest)
