@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import secrets
 import shlex
+import signal
 import sys
 import time
 from collections import Counter
@@ -151,12 +152,14 @@ def crew(size: int, seed: int, mutant: Mutant | None) -> Iterator[Crew]:
 def main() -> int:
     """The command."""
     options = _options()
+    # The workers' servers are ended also when somebody ends the soak.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     totals = Totals(options.seed)
     _say(f"seed {options.seed}, {options.workers} worker(s)")
     numbers = iter([options.job]) if options.job is not None else _numbers(options)
     ends_s = totals.started_s + 60 * options.minutes
     due_s = totals.started_s + PROGRESS_S
-    with crew(options.workers, options.seed, options.mutant) as workers:
+    with crew(options.workers, options.seed, options.mutant and Mutant[options.mutant]) as workers:
         for played in workers.play(numbers, ends_s):
             if played is not None:
                 totals.add(played)
@@ -196,7 +199,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes (default: one a core)")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no job after so many")
     parser.add_argument("--json", action="store_true", help="print a summary object on stdout")
-    parser.add_argument("--mutant", type=Mutant, choices=list(Mutant), help="break the engine on purpose")
+    parser.add_argument("--mutant", choices=Mutant.__members__, help="break the engine on purpose")
     options = parser.parse_args()
     if options.job is not None:
         options.workers = 1

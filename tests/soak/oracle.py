@@ -214,10 +214,11 @@ def check_told(world: World, pid: int, result: RunResult) -> None:
         "SELECT run_id, rows_read, rows_written, status, r.exit_code, restarts, coalesce(checkpoint_id, 0)"
         " FROM etl.run r JOIN etl.job j USING (job_id) WHERE name = %s AND pid = %s",
         [world.request.job, pid],
-    ).fetchone()
-    if recorded is None or result.exit_code == FENCED:
+    ).fetchall()
+    assert len(recorded) <= 1, f"a run is recorded several times: {recorded}"
+    if not recorded or result.exit_code == FENCED:
         return
-    run_id, rows_read, rows_written, status, exit_code, restarts, checkpoint = recorded
+    ((run_id, rows_read, rows_written, status, exit_code, restarts, checkpoint),) = recorded
     assert result.rows_read == rows_read, f"the run says it read {result.rows_read} rows, the store {rows_read}"
     assert _positive(result.rows_written) == _positive(rows_written), "run and store differ in rows written"
     if status in ("succeeded", "stopped", "failed"):

@@ -101,7 +101,7 @@ def _create_tables(arena: Arena) -> None:
     role = sql.Identifier(_STRANGER)
     known = arena.store.execute("SELECT FROM pg_roles WHERE rolname = %s", [_STRANGER]).fetchone()
     if known is None:
-        arena.store.execute(sql.SQL("CREATE ROLE {} LOGIN PASSWORD {}").format(role, sql.Literal(_STRANGER)))
+        arena.store.execute(sql.SQL("CREATE ROLE {} SUPERUSER LOGIN PASSWORD {}").format(role, sql.Literal(_STRANGER)))
     for connection in (arena.store, arena.other):
         connection.execute(sql.SQL("GRANT USAGE ON SCHEMA etl, public TO {}").format(role))
         connection.execute(sql.SQL("GRANT ALL ON ALL TABLES IN SCHEMA etl, public TO {}").format(role))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import tempfile
 import traceback
 from collections.abc import Iterator
@@ -45,6 +46,8 @@ def work(orders: Connection, seed: int, mutant: Mutant | None) -> None:
         seed: Of the soak.
         mutant: What is wrong with the engine.
     """
+    # Who presses Ctrl-C means the soak, which then sends its workers home.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     with _server() as server, tempfile.TemporaryDirectory(prefix="etl-soak-") as directory:
         while True:
             # After a failure everything is made anew: what it has left must not be blamed on the next job.

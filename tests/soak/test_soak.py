@@ -1,0 +1,111 @@
+"""The gate's share of the soak, and that it finds what is wrong and can show it again."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.faults.described import Operation, Way
+from tests.faults.fault import RunRequest
+from tests.faults.jobs import declare
+from tests.soak.invention import numbered_jobs, plan_job
+from tests.soak.plan import Alone, Beside, Crashed, JobPlan, Met, OnTheWire, Overtaken, Together
+
+SEEDS = (1, 2)
+CYCLES = 150
+"""Of each seed; together the gate's share."""
+
+ROOT = Path(__file__).parents[2]
+TIMEOUT_S = 280.0
+
+
+def soak(*options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "tests.soak", "--workers", "1", "--json", *options]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+
+
+def summary(process: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    found = json.loads(process.stdout)
+    assert isinstance(found, dict)
+    return found
+
+
+def plans(seed: int, cycles: int) -> Sequence[JobPlan]:
+    return [plan_job(seed, number) for number in numbered_jobs(seed, cycles)]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_random_cycles_leave_everything_there_once(seed: int) -> None:
+    planned = plans(seed, CYCLES)
+
+    process = soak("--cycles", str(CYCLES), "--seed", str(seed))
+
+    assert process.returncode == 0, process.stderr
+    told = summary(process)
+    cycles = sum(len(plan.cycles) for plan in planned)
+    assert (told["seed"], told["jobs"], told["cycles"], told["failures"]) == (seed, len(planned), cycles, 0)
+    assert cycles >= CYCLES
+    assert told["runs"] >= cycles
+    assert set(told["faults"]) >= {"kill -9", "sessions terminated", "SIGTERM", "exception", "server killed"}
+
+
+def test_broken_engine_is_found_and_shown_again() -> None:
+    process = soak("--cycles", "40", "--seed", "3", "--mutant", "COMMIT_ALL")
+
+    assert process.returncode == 1, process.stderr
+    assert summary(process)["failures"] > 0
+    (failure, *_) = re.findall(r"^FAILURE in cycle (\d+)\nseed 3, job (\d+)", process.stderr, re.MULTILINE)
+    cycle, job = map(int, failure)
+    for line in plan_job(3, job).lines():
+        assert line in process.stderr
+    (again, *_) = re.findall(r"^again: python (.*)$", process.stderr, re.MULTILINE)
+    assert again == f"-m tests.soak --seed 3 --job {job} --mutant COMMIT_ALL"
+    replayed = subprocess.run(
+        [sys.executable, *shlex.split(again)], cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+    )
+    assert replayed.returncode == 1, replayed.stderr
+    assert f"FAILURE in cycle {cycle}\nseed 3, job {job}" in replayed.stderr
+    assert replayed.stdout == ""
+
+
+def test_sound_engine_passes_the_job_in_which_the_broken_one_fails() -> None:
+    process = soak("--seed", "3", "--job", "0")
+
+    assert process.returncode == 0, process.stderr
+    assert summary(process)["jobs"] == 1
+
+
+def test_same_seed_and_number_make_the_same_plan() -> None:
+    assert plan_job(5, 17) == plan_job(5, 17)
+    assert plan_job(5, 17) != plan_job(6, 17)
+    assert plan_job(5, 17) != plan_job(5, 18)
+
+
+def test_plans_are_valid_jobs_and_leave_nothing_out() -> None:
+    made = [plan_job(1, number) for number in range(200)]
+
+    for plan in made:
+        declare(RunRequest("described", "job", "", "", "", described=plan.described)).graph()
+    nodes = [node.operation for plan in made for node in plan.described.nodes]
+    sinks = {(sink.way, sink.keyed, sink.versioned, sink.other) for plan in made for sink in plan.described.sinks}
+    happenings = {type(cycle.happening) for plan in made for cycle in plan.cycles}
+    assert set(nodes) == set(Operation)
+    assert sinks == {
+        (way, keyed, versioned, other)
+        for way in Way
+        for keyed, versioned in ((False, False), (True, False), (True, True))
+        for other in (False, True)
+        if (keyed or way is not Way.UPSERT) and (not other or way is not Way.TRANSACTIONAL)
+    }
+    assert happenings == {Alone, Beside, Crashed, Met, OnTheWire, Overtaken, Together}
+    assert {len(plan.described.sources) for plan in made} == {len(plan.described.sinks) for plan in made} == {1, 2, 3}
+    assert {plan.watched for plan in made} == {False, True}
+    assert {plan.described.keep for plan in made} == {3, 5, 1000}
