@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -13,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from etl.errors import ConfigurationError
+from etl.store.embedded.binaries import find_bindir
 from tests.faults.described import Operation, Way
 from tests.faults.fault import RunRequest
 from tests.faults.jobs import declare
@@ -23,8 +26,20 @@ SEEDS = (1, 2)
 CYCLES = 150
 """Of each seed; together the gate's share."""
 
+TELLING_SEED = 15290
+"""Its first job leaves a unit that must be dropped: whoever commits all that is prepared has rows too many."""
+
 ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 280.0
+
+
+@pytest.fixture(scope="module")
+def embedded() -> None:
+    """Servers are killed and stopped: those of the soak are always its own."""
+    try:
+        find_bindir(os.environ)
+    except ConfigurationError as error:
+        pytest.skip(str(error))
 
 
 def soak(*options: str) -> subprocess.CompletedProcess[str]:
@@ -42,6 +57,7 @@ def plans(seed: int, cycles: int) -> Sequence[JobPlan]:
     return [plan_job(seed, number) for number in numbered_jobs(seed, cycles)]
 
 
+@pytest.mark.usefixtures("embedded")
 @pytest.mark.parametrize("seed", SEEDS)
 def test_random_cycles_leave_everything_there_once(seed: int) -> None:
     planned = plans(seed, CYCLES)
@@ -57,30 +73,34 @@ def test_random_cycles_leave_everything_there_once(seed: int) -> None:
     assert set(told["faults"]) >= {"kill -9", "sessions terminated", "SIGTERM", "exception", "server killed"}
 
 
+@pytest.mark.usefixtures("embedded")
 def test_broken_engine_is_found_and_shown_again() -> None:
-    process = soak("--cycles", "40", "--seed", "3", "--mutant", "COMMIT_ALL")
+    process = soak("--cycles", "1", "--seed", str(TELLING_SEED), "--mutant", "COMMIT_ALL")
 
     assert process.returncode == 1, process.stderr
-    assert summary(process)["failures"] > 0
-    (failure, *_) = re.findall(r"^FAILURE in cycle (\d+)\nseed 3, job (\d+)", process.stderr, re.MULTILINE)
-    cycle, job = map(int, failure)
-    for line in plan_job(3, job).lines():
-        assert line in process.stderr
-    (again, *_) = re.findall(r"^again: python (.*)$", process.stderr, re.MULTILINE)
-    assert again == f"-m tests.soak --seed 3 --job {job} --mutant COMMIT_ALL"
+    told = summary(process)
+    assert (told["jobs"], told["failures"]) == (1, 1)
+    assert f"FAILURE in cycle 2\nseed {TELLING_SEED}, job 0\n" in process.stderr
+    for line in plan_job(TELLING_SEED, 0).lines():
+        assert f"{line}\n" in process.stderr
+    assert re.search("^AssertionError: sink-0 is wrong .* too much and \\[\\] missing$", process.stderr, re.MULTILINE)
+    (again,) = re.findall(r"^again: python (.*)$", process.stderr, re.MULTILINE)
+    assert again == f"-m tests.soak --seed {TELLING_SEED} --job 0 --mutant COMMIT_ALL"
     replayed = subprocess.run(
         [sys.executable, *shlex.split(again)], cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
     )
     assert replayed.returncode == 1, replayed.stderr
-    assert f"FAILURE in cycle {cycle}\nseed 3, job {job}" in replayed.stderr
+    assert f"FAILURE in cycle 2\nseed {TELLING_SEED}, job 0\n" in replayed.stderr
     assert replayed.stdout == ""
 
 
+@pytest.mark.usefixtures("embedded")
 def test_sound_engine_passes_the_job_in_which_the_broken_one_fails() -> None:
-    process = soak("--seed", "3", "--job", "0")
+    process = soak("--seed", str(TELLING_SEED), "--job", "0")
 
     assert process.returncode == 0, process.stderr
-    assert summary(process)["jobs"] == 1
+    told = summary(process)
+    assert (told["jobs"], told["cycles"], told["failures"], told["faults"]) == (1, 3, 0, {"kill -9": 1})
 
 
 def test_same_seed_and_number_make_the_same_plan() -> None:
