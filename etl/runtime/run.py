@@ -27,6 +27,9 @@ from etl.store.lease import Lease
 from etl.store.runs import RunTotals
 from etl.store.tables import RunStatus
 
+SETTLE_PATIENCE_S = 10.0
+"""How long a run that ended well waits for a database that has gone meanwhile, to record its end there."""
+
 _EXIT_BY_SIGNAL = {2: 130}
 """SIGINT is somebody's wish to interrupt; SIGTERM after a final checkpoint is a run that ended well."""
 
@@ -84,6 +87,7 @@ def run_job(
     Raises:
         ConfigurationError: The job did not start; nothing was touched.
         AlreadyRunningError: Another run owns the job.
+        FencedError: Another run has taken the job over before this one had begun.
         DatabaseUnreachableError: The database did not answer at the start.
     """
     started_s = options.clock.monotonic_s()
@@ -128,7 +132,7 @@ def _run(
     except EtlError as raised:
         error = raised
     if not isinstance(error, FencedError | StopTimeoutError):
-        supervisor.settle()
+        supervisor.settle(SETTLE_PATIENCE_S if error is None else 0.0)
     options.monitor.state_changed("ended", restarts=supervisor.restarts)
     summary = _summarise(environment, supervisor, error, started_s)
     _close_run(supervisor, summary, telemetry)

@@ -20,6 +20,9 @@ from etl.store.database import StoreConnection
 from etl.store.lease import Lease
 from etl.store.runs import RunTotals
 
+SETTLE_PAUSE_S = 0.2
+"""Between two tries to reach a database that is gone."""
+
 
 def classify(error: BaseException) -> EtlError:
     """The member of our error tree that stands for whatever an attempt raised."""
@@ -122,21 +125,31 @@ class Supervisor:
         if self._environment.clock.wait(self._environment.stop.event, delay_s):
             raise error
 
-    def settle(self) -> None:
+    def settle(self, patience_s: float) -> None:
         """After the last attempt: a session to record the end with, and what the store has counted.
 
         The owner's session may have been cut unnoticed, and the answer to a checkpoint's commit lost. A database that
         is gone cannot be asked; the session is then None.
+
+        Args:
+            patience_s: How long a database that is gone is waited for.
         """
         if self.session is None:
             return
-        try:
-            self._recount(self.session)
-        except psycopg.OperationalError:
-            self.drop_session()
-            with suppress(psycopg.OperationalError, DatabaseUnreachableError):
+        clock = self._environment.clock
+        deadline_s = clock.monotonic_s() + patience_s
+        while not self._try_to_settle():
+            if clock.monotonic_s() >= deadline_s or clock.wait(self._environment.stop.event, SETTLE_PAUSE_S):
+                return
+
+    def _try_to_settle(self) -> bool:
+        with suppress(psycopg.OperationalError, DatabaseUnreachableError):
+            if self.session is None:
                 self.session = leases.open_owner_session(self._environment.store, self.lease.job_id)
-                self._recount(self.session)
+            self._recount(self.session)
+            return True
+        self.drop_session()
+        return False
 
     def _recount(self, session: StoreConnection) -> None:
         if self.run_id is None:

@@ -177,4 +177,7 @@ def _remove_session(path: Path) -> None:
         from etl.store.embedded import EmbeddedServer
 
         EmbeddedServer(lock.parents[1]).stop(force=True)
-    shutil.rmtree(path)
+    while path.exists():
+        # A process of a server that was killed may still be removing files of its own.
+        with suppress(FileNotFoundError):
+            shutil.rmtree(path)
