@@ -58,6 +58,7 @@ class Supervisor:
         self.restarts = 0
         self._environment = environment
         self._version = version
+        self._first_epoch = lease.epoch
         self._failures = 0
 
     def run(self) -> None:
@@ -80,7 +81,7 @@ class Supervisor:
             session = self._owned_session()
             before = self.lease.checkpoint_id
             if self.run_id is None:
-                self.run_id = runs.start(session, self.lease, self._version)
+                self.run_id = runs.start(session, self.lease, self._version, self._first_epoch)
             Attempt(self._environment, session, self.lease, self.run_id, self.totals).run()
         except Exception as raised:  # noqa: BLE001 - classified, and raised by run() unless it may pass
             error = classify(raised)

@@ -37,9 +37,20 @@ class RunTotals:
         self.rows_read, self.rows_written = other.rows_read, dict(other.rows_written)
 
 
-def start(connection: StoreConnection, lease: Lease, version: str) -> int:
-    """Record that a run has begun and mark former ones that never ended as crashed; called by the owner."""
+def start(connection: StoreConnection, lease: Lease, version: str, first_epoch: int | None = None) -> int:
+    """Record that a run has begun and mark former ones that never ended as crashed; called by the owner.
+
+    Args:
+        connection: The owner's session.
+        lease: The owner's claim.
+        version: Of the program.
+        first_epoch: Epoch of the run's first attempt. A former attempt may have written the record and not have heard
+            of it; then that one counts. None: there was none.
+    """
     run = tables.run
+    begun = _record_since(connection, lease, first_epoch)
+    if begun is not None:
+        return begun
     connection.core.execute(
         sa.update(run)
         .where(run.c.job_id == lease.job_id, run.c.status == RunStatus.RUNNING)
@@ -54,6 +65,18 @@ def start(connection: StoreConnection, lease: Lease, version: str) -> int:
         "version": version,
     }
     return int(connection.core.execute(sa.insert(run).values(**values).returning(run.c.run_id)).scalar_one())
+
+
+def _record_since(connection: StoreConnection, lease: Lease, first_epoch: int | None) -> int | None:
+    # Nobody else has claimed the job since that epoch: what has begun after it is the run's own.
+    if first_epoch is None:
+        return None
+    run = tables.run.c
+    query = sa.select(run.run_id).where(
+        run.job_id == lease.job_id, run.status == RunStatus.RUNNING, run.epoch >= first_epoch
+    )
+    found: int | None = connection.core.execute(query).scalar_one_or_none()
+    return found
 
 
 def finish(

@@ -48,3 +48,24 @@ def test_lost_statement_or_answer_changes_nothing(
                 # A fast server's answer may slip through before the connection is cut: nothing was lost then.
                 assert result.restarts in ({0, 1} if loss is Loss.CONNECTION else {1})
             oracle.check_done(arena, request, expected)
+
+
+@pytest.mark.parametrize("statement", ["INSERT INTO etl.run", "COMMIT"])
+def test_run_is_recorded_once_whatever_answer_is_lost(arena: Arena, undisturbed: Undisturbed, statement: str) -> None:
+    expected = undisturbed.state("transactional")
+    for occurrence in occurrences():
+        request = arena.case("transactional")
+        incident = Incident(statement, occurrence, Loss.ANSWER)
+        with arena.told(request, incident), proxied(arena.store_url, incident) as proxy:
+            result = arena.again(replace(request, store_url=proxy.conninfo(arena.store_url)))
+            if proxy.seen < occurrence:
+                assert occurrence > 1, "the statement was never seen"
+                return
+            assert result is not None
+            if result.exit_code == UNREACHABLE:
+                result = arena.finish(request)
+            state = oracle.check_done(arena, request, expected)
+            recorded = arena.store.execute(
+                "SELECT status, rows_read, error FROM etl.run WHERE job_id = %s", [state.job_id]
+            ).fetchall()
+            assert recorded == [("succeeded", result.rows_read, None)]
