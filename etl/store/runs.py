@@ -9,10 +9,12 @@ from dataclasses import dataclass, field
 
 import sqlalchemy as sa
 
+from etl.errors import FencedError
 from etl.store import tables
 from etl.store.database import StoreConnection
 from etl.store.lease import Lease
 from etl.store.tables import RunStatus
+from etl.transaction import transaction
 
 
 @dataclass(slots=True)
@@ -46,16 +48,11 @@ def start(connection: StoreConnection, lease: Lease, version: str, first_epoch: 
         version: Of the program.
         first_epoch: Epoch of the run's first attempt. A former attempt may have written the record and not have heard
             of it; then that one counts. None: there was none.
+
+    Raises:
+        FencedError: A newer run owns the job by now; its record is left alone.
     """
     run = tables.run
-    begun = _record_since(connection, lease, first_epoch)
-    if begun is not None:
-        return begun
-    connection.core.execute(
-        sa.update(run)
-        .where(run.c.job_id == lease.job_id, run.c.status == RunStatus.RUNNING)
-        .values(status=RunStatus.CRASHED, ended_at=sa.func.now(), error="the process ended without a word")
-    )
     values = {
         "job_id": lease.job_id,
         "status": RunStatus.RUNNING,
@@ -64,7 +61,26 @@ def start(connection: StoreConnection, lease: Lease, version: str, first_epoch: 
         "pid": os.getpid(),
         "version": version,
     }
-    return int(connection.core.execute(sa.insert(run).values(**values).returning(run.c.run_id)).scalar_one())
+    with transaction(connection.driver):
+        _require_owner(connection, lease)
+        begun = _record_since(connection, lease, first_epoch)
+        if begun is not None:
+            return begun
+        connection.core.execute(
+            sa.update(run)
+            .where(run.c.job_id == lease.job_id, run.c.status == RunStatus.RUNNING)
+            .values(status=RunStatus.CRASHED, ended_at=sa.func.now(), error="the process ended without a word")
+        )
+        return int(connection.core.execute(sa.insert(run).values(**values).returning(run.c.run_id)).scalar_one())
+
+
+def _require_owner(connection: StoreConnection, lease: Lease) -> None:
+    # Relies on READ COMMITTED: an epoch that is seen to be another is not waited for; else the lock keeps newer runs
+    # from claiming the job, and so from finding this one's record missing, before it is written.
+    head = tables.head.c
+    query = sa.select(head.epoch).where(head.job_id == lease.job_id, head.epoch == lease.epoch)
+    if connection.core.execute(query.with_for_update(read=True)).one_or_none() is None:
+        raise FencedError(f"epoch {lease.epoch} was overtaken by a newer run of the job")
 
 
 def _record_since(connection: StoreConnection, lease: Lease, first_epoch: int | None) -> int | None:
