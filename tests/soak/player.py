@@ -23,7 +23,6 @@ from tests.soak.watch import Watch
 
 INTERNAL_ERROR = 70
 UNREACHABLE = 69
-STOPPED = 0
 OVERTAKING_TIMEOUT_S = 0.4
 BESIDE_TIMEOUT_S = 2.0
 CRASH_RESTARTS = 1000
@@ -48,11 +47,11 @@ class Ended:
         """Whether it says that everything is read and visible."""
         return self.result is not None and self.result.exit_code == 0 and self.result.count("run.ended") > 0
 
-    def has_met(self, fault: Fault) -> bool:
-        """Whether it came to the place of a fault."""
+    def met(self, faults: Sequence[Fault]) -> list[Fault]:
+        """Those to whose place it came; of a killed one no more is known than that it was killed."""
         if self.result is None:
-            return fault.action is Action.KILL
-        return self.result.count(fault.step, fault.uid) >= fault.occurrence
+            return [fault for fault in faults if fault.action is Action.KILL][:1]
+        return [fault for fault in faults if self.result.count(fault.step, fault.uid) >= fault.occurrence]
 
 
 class Player:
@@ -121,7 +120,7 @@ class Player:
 
     def _was_stopped(self, run: Ended, happening: Happening) -> bool:
         """Whether it may have left something unread because it was asked to stop."""
-        return any(fault.action is Action.TERM and run.has_met(fault) for fault in _faults_of(happening))
+        return any(fault.action is Action.TERM for fault in run.met(_faults_of(happening)))
 
     def _happen(self, happening: Happening, request: RunRequest) -> list[Ended]:
         match happening:
@@ -151,18 +150,15 @@ class Player:
 
     def _check_end(self, run: Ended, faults: Sequence[Fault], *also: int) -> None:
         """Whatever happened to a run, it says what it should."""
-        met = [fault for fault in faults if run.has_met(fault)]
-        self._count(faults, met)
+        met = run.met(faults)
+        self.faults.update(str(fault.action) for fault in met)
         if run.result is None:
-            assert any(fault.action is Action.KILL for fault in faults), "a run was killed by nobody"
+            assert met, "a run was killed by nobody"
             return
+        self.faults["not reached"] += len(faults) - len(met)
         allowed = {*_exit_codes(run.result, [fault.action for fault in met]), *also}
         told = f"exit code {run.result.exit_code} after {'; '.join(map(str, met)) or 'nothing'}, not in {allowed}"
         assert run.result.exit_code in allowed, f"{told}:\n{run.result.trace}"
-
-    def _count(self, faults: Sequence[Fault], met: Sequence[Fault]) -> None:
-        self.faults.update(str(fault.action) for fault in met)
-        self.faults["not reached"] += len(faults) - len(met)
 
     def _on_the_wire(self, request: RunRequest, happening: OnTheWire) -> Ended:
         incident = happening.incident
