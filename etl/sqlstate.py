@@ -5,6 +5,9 @@ Source: PostgreSQL documentation, Appendix A, and behaviour seen on servers 15 a
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import psycopg
 
 from etl.errors import (
@@ -13,6 +16,7 @@ from etl.errors import (
     EtlError,
     InternalError,
     RecordError,
+    StateError,
     TransientError,
 )
 
@@ -38,9 +42,12 @@ _BY_CLASS: dict[str, type[EtlError]] = {
     "3F": ConfigurationError,
     "40": TransientError,
     "42": ConfigurationError,
+    "44": RecordError,
     "53": TransientError,
     "57": DatabaseUnreachableError,
     "58": TransientError,
+    "72": TransientError,
+    "P0": RecordError,  # PL/pgSQL: a trigger refuses the row
     "XX": TransientError,
 }
 
@@ -73,3 +80,13 @@ def _named(diag: psycopg.errors.Diagnostic) -> list[tuple[str, str | None]]:
 def translate(error: psycopg.Error, doing: str) -> EtlError:
     """Our error for a driver error; ``doing`` says what was under way, for the message."""
     return error_class(error)(f"{doing}: {describe(error)}")
+
+
+@contextmanager
+def translated_in_store(doing: str) -> Iterator[None]:
+    """Driver errors of the block become ours; it writes nothing of the user's, so none of them is a record's fault."""
+    try:
+        yield
+    except psycopg.Error as error:
+        kind = error_class(error)
+        raise (StateError if kind is RecordError else kind)(f"{doing}: {describe(error)}") from error

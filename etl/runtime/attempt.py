@@ -27,6 +27,7 @@ from etl.runtime.telemetry import Telemetry
 from etl.runtime.transactions import StoreTransactions
 from etl.sink import CheckpointMode, Committer, Connect, Connection, Delivery, SinkContext, SupportsCommitter
 from etl.source import SourceContext
+from etl.sqlstate import translated_in_store
 from etl.store import checkpoints
 from etl.store.checkpoints import CompletedCheckpoint, Restored
 from etl.store.database import Database, StoreConnection
@@ -387,11 +388,12 @@ class Attempt:
         totals = self._totals.plus(completed.rows_read, completed.rows_written)
         with transactions.completing(number, apart=apart) as session:
             self._emit("checkpoint.completing", checkpoint=number)
-            checkpoints.advance_head(session, self._lease, number)
-            self._emit("checkpoint.head_advanced", checkpoint=number)
-            checkpoints.record(session, self._lease, self._run_id, completed)
-            save_totals(session, self._run_id, totals, number)
-            checkpoints.prune(session, self._lease, number, self._environment.job.checkpoint.keep)
+            with translated_in_store(f"recording checkpoint {number}"):
+                checkpoints.advance_head(session, self._lease, number)
+                self._emit("checkpoint.head_advanced", checkpoint=number)
+                checkpoints.record(session, self._lease, self._run_id, completed)
+                save_totals(session, self._run_id, totals, number)
+                checkpoints.prune(session, self._lease, number, self._environment.job.checkpoint.keep)
             self._emit("checkpoint.recorded", checkpoint=number)
             commit(session.driver)
             self._emit("checkpoint.completed", checkpoint=number)
