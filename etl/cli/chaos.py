@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -18,7 +18,16 @@ from etl.cli.output import printable, write_line, write_out
 from etl.errors import ConfigurationError
 from etl.job import Job
 from etl.settings import Settings, redact
-from etl.testing.chaos import MINUTES, OCCURRENCES, ChaosOptions, ChaosPlan, ChaosReport, JobLoader, crash_test
+from etl.testing.chaos import (
+    MINUTES,
+    OCCURRENCES,
+    ChaosOptions,
+    ChaosPlan,
+    ChaosStoppedError,
+    JobLoader,
+    StopRequest,
+    crash_test,
+)
 
 
 @click.command()
@@ -40,6 +49,7 @@ from etl.testing.chaos import MINUTES, OCCURRENCES, ChaosOptions, ChaosPlan, Cha
     metavar="M",
     help="End after M minutes; what there was no time for counts as not ok.",
 )
+@click.option("--step", "steps", multiple=True, metavar="STEP", help="Kill at this step only; may be repeated.")
 @click.option("--show-data", is_flag=True, help="Show an example row with each difference.")
 @click.option("--json", "as_json", is_flag=True, help="Print one object on stdout.")
 @click.option("--quiet", is_flag=True, help="Say nothing about how far it is.")
@@ -50,6 +60,7 @@ def chaos(
     rows: int | None,
     occurrences: int,
     minutes: float,
+    steps: tuple[str, ...],
     show_data: bool,
     as_json: bool,
     quiet: bool,
@@ -62,46 +73,37 @@ def chaos(
 
     Exit code 0: every target is exact after every kill; 1: it is not, or not everything could be tried.
     """
-    gc.enable()  # unlike most commands, this one takes minutes
-    options = ChaosOptions(rows, occurrences, minutes, show_data)
-    tell = _silent if quiet else write_line
-    with _interruptible() as listen_again:
-        report = crash_test_job(load_settings_for([job]), job, options, tell, Path.cwd(), loaded=listen_again)
+    options = ChaosOptions(rows, occurrences, minutes, show_data, steps)
+    with open_plan(load_settings_for([job]), job, Path.cwd()) as plan, _listening() as stop:
+        gc.enable()  # unlike most commands, this one takes minutes
+        name = plan.job.name
+        try:
+            report = crash_test(plan, options, _silent if quiet else lambda line: write_line(f"{name}: {line}"), stop)
+        except ChaosStoppedError:
+            context.exit(128 + stop.signum)
     write_out(redact(report.to_json()) if as_json else "\n".join(printable(redact(line)) for line in report.lines()))
     context.exit(report.exit_code)
 
 
-def crash_test_job(
-    settings: Settings,
-    reference: str,
-    options: ChaosOptions,
-    tell: Callable[[str], None],
-    cwd: Path,
-    *,
-    loaded: Callable[[], None] = lambda: None,
-) -> ChaosReport:
-    """Crash-test the job that a reference names, with the databases of a project.
+@contextmanager
+def open_plan(settings: Settings, reference: str, cwd: Path) -> Iterator[ChaosPlan]:
+    """What to test when a reference is given: the job that it names, and the databases of its project.
 
     Args:
         settings: Where the databases are.
         reference: As on the command line.
-        options: How to test.
-        tell: Gets a line now and then.
         cwd: Against which a relative path is resolved.
-        loaded: Called when the user's module was imported.
 
     Raises:
-        ConfigurationError: The job cannot be loaded or tested; nothing was run.
-        EtlError: An undisturbed run did not end well.
+        ConfigurationError: The job cannot be loaded, or a database is not fit.
+        DatabaseUnreachableError: The store does not answer.
     """
-    job = load_one_job(reference, str(settings.project_dir), str(cwd))
-    graph = job.graph()
-    loaded()
-    names = dict.fromkeys(node.sink.database for node in graph.sinks if node.sink.database is not None)
+    arguments = (reference, str(settings.project_dir), str(cwd))
+    job = load_one_job(*arguments)
+    names = dict.fromkeys(node.sink.database for node in job.graph().sinks if node.sink.database is not None)
     urls = {name: settings.database_url(name) for name in names}
-    loader = JobLoader(__name__, load_one_job.__name__, (reference, str(settings.project_dir), str(cwd)))
     with open_store(settings) as store:
-        return crash_test(ChaosPlan(job, loader, store.url, urls), options, lambda line: tell(f"{job.name}: {line}"))
+        yield ChaosPlan(job, JobLoader(__name__, load_one_job.__name__, arguments), store.url, urls)
 
 
 def load_one_job(reference: str, project_dir: str, cwd: str) -> Job:
@@ -121,34 +123,36 @@ def _silent(_line: str) -> None:
     """Say nothing."""
 
 
-@contextmanager
-def _interruptible() -> Iterator[Callable[[], None]]:
-    """SIGINT and SIGTERM raise in the block, so that what was made is removed; a second one ends the process at once.
+class _Stop(StopRequest):
+    """Set by the first signal.
 
-    Yields:
-        A function that puts the handlers back in front: polars puts one of its own there when it is imported.
+    Attributes:
+        signum: Which one that was.
     """
-    received: list[int] = []
 
-    def handle(signum: int, _frame: FrameType | None) -> None:
-        if received:
+    signum: int = 0
+
+    def handle(self, signum: int, _frame: FrameType | None) -> None:
+        """Nothing is raised here: it could come up anywhere, even where Python throws exceptions away."""
+        if self.is_set():
             os._exit(128 + signum)  # the next crash test removes what is left
-        received.append(signum)
+        self.signum = signum
+        self.set()
         name = signal.Signals(signum).name
         # Not through a buffered stream: the signal may have come in the middle of a write to it.
         os.write(2, f"{name}: removing what the crash test has made; once more ends at once\n".encode())
-        raise KeyboardInterrupt if signum == signal.SIGINT else SystemExit(128 + signum)
 
+
+@contextmanager
+def _listening() -> Iterator[_Stop]:
+    """SIGINT and SIGTERM stop the crash test in the block; a second one ends the process at once."""
+    stop = _Stop()
     before = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
     caught = [signum for signum, handler in before.items() if handler is not signal.SIG_IGN]
-
-    def listen() -> None:
-        for signum in caught:
-            signal.signal(signum, handle)
-
-    listen()
+    for signum in caught:
+        signal.signal(signum, stop.handle)
     try:
-        yield listen
+        yield stop
     finally:
         for signum in caught:
             signal.signal(signum, before[signum])

@@ -10,6 +10,7 @@ It finds jobs and databases as the command line does. Nothing of the framework i
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import pytest
@@ -22,7 +23,14 @@ class CrashTest(Protocol):
     """What the fixture is."""
 
     def __call__(
-        self, job: str, *, rows: int | None = None, occurrences: int = 3, minutes: float = 10.0, show_data: bool = False
+        self,
+        job: str,
+        *,
+        rows: int | None = None,
+        occurrences: int = 3,
+        minutes: float = 10.0,
+        steps: Sequence[str] = (),
+        show_data: bool = False,
     ) -> ChaosReport:
         """Crash-test a job.
 
@@ -31,6 +39,7 @@ class CrashTest(Protocol):
             rows: Read so many rows of each source at most.
             occurrences: Kill at so many occurrences of each step at most: the first ones and the last one.
             minutes: End after this time; what there was no time for counts as not ok.
+            steps: Kill at these steps only; by default at all.
             show_data: Show an example row with each difference.
 
         Returns:
@@ -44,10 +53,10 @@ class CrashTest(Protocol):
 @pytest.fixture
 def etl_chaos(request: pytest.FixtureRequest) -> CrashTest:
     """``etl_chaos("jobs.revenue").assert_exact()``: kill a job at every step, on scratch copies, and compare."""
-    from etl.cli.chaos import crash_test_job
+    from etl.cli.chaos import open_plan
     from etl.cli.connecting import load_settings
     from etl.settings import FILE_NAME
-    from etl.testing.chaos import ChaosOptions
+    from etl.testing import chaos
 
     # The project that the test belongs to; without an etl.toml above it, what pytest takes for the root.
     settings = load_settings(request.path.parent)
@@ -55,9 +64,16 @@ def etl_chaos(request: pytest.FixtureRequest) -> CrashTest:
         settings = load_settings(request.config.rootpath)
 
     def crash_test(
-        job: str, *, rows: int | None = None, occurrences: int = 3, minutes: float = 10.0, show_data: bool = False
+        job: str,
+        *,
+        rows: int | None = None,
+        occurrences: int = chaos.OCCURRENCES,
+        minutes: float = chaos.MINUTES,
+        steps: Sequence[str] = (),
+        show_data: bool = False,
     ) -> ChaosReport:
-        options = ChaosOptions(rows, occurrences, minutes, show_data)
-        return crash_test_job(settings, job, options, print, settings.project_dir)
+        options = chaos.ChaosOptions(rows, occurrences, minutes, show_data, tuple(steps))
+        with open_plan(settings, job, settings.project_dir) as plan:
+            return chaos.crash_test(plan, options, print)
 
     return crash_test

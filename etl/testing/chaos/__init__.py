@@ -21,5 +21,16 @@ module            what it holds
 from etl.testing.chaos.experiment import MINUTES, OCCURRENCES, ChaosOptions, ChaosPlan, crash_test
 from etl.testing.chaos.process import JobLoader
 from etl.testing.chaos.report import ChaosReport
+from etl.testing.chaos.zygote import ChaosStoppedError, StopRequest
 
-__all__ = ["MINUTES", "OCCURRENCES", "ChaosOptions", "ChaosPlan", "ChaosReport", "JobLoader", "crash_test"]
+__all__ = [
+    "MINUTES",
+    "OCCURRENCES",
+    "ChaosOptions",
+    "ChaosPlan",
+    "ChaosReport",
+    "ChaosStoppedError",
+    "JobLoader",
+    "StopRequest",
+    "crash_test",
+]

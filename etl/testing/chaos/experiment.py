@@ -21,7 +21,7 @@ from etl.testing.chaos.process import JobLoader, Kill, RunOutcome, RunRequest, S
 from etl.testing.chaos.rehearsal import aimed, denser_checkpoints, require_fit
 from etl.testing.chaos.report import ChaosReport, NonDeterminism, Trial
 from etl.testing.chaos.suspects import suspects
-from etl.testing.chaos.zygote import StuckError, Zygote
+from etl.testing.chaos.zygote import StopRequest, StuckError, Zygote
 
 OCCURRENCES = 3
 MINUTES = 10.0
@@ -57,18 +57,21 @@ class ChaosOptions:
         occurrences: Kill at so many occurrences of each step: the first ones and the last one.
         minutes: End after this time, whatever is left.
         show_data: Show an example row with each difference.
+        steps: Kill at these steps only; empty means all.
     """
 
     sample_rows: int | None = None
     occurrences: int = OCCURRENCES
     minutes: float = MINUTES
     show_data: bool = False
+    steps: tuple[str, ...] = ()
 
 
 def crash_test(
     plan: ChaosPlan,
     options: ChaosOptions,
     tell: Callable[[str], None] = lambda _line: None,
+    stop: StopRequest | None = None,
     clock: Clock | None = None,
 ) -> ChaosReport:
     """Test a job; nothing of the test is left afterwards.
@@ -77,10 +80,12 @@ def crash_test(
         plan: What.
         options: How.
         tell: Tells the user how far it is, one line.
+        stop: The user's request to stop.
         clock: Time.
 
     Raises:
         ConfigurationError: The job cannot be tested; nothing was run.
+        ChaosStoppedError: The user wanted it.
         EtlError: An undisturbed run did not end well.
     """
     graph = plan.job.graph()
@@ -88,7 +93,7 @@ def crash_test(
     store = Database(plan.store_url, "store")
     databases = {name: Database(url, name) for name, url in plan.database_urls.items()}
     with ExitStack() as stack:
-        zygote = stack.enter_context(Zygote(plan.loader.module))
+        zygote = stack.enter_context(Zygote(plan.loader.module, stop or StopRequest()))
         ground = stack.enter_context(Ground(store, databases, tell))
         return _Experiment(
             plan,
@@ -227,8 +232,18 @@ class _Experiment:
                 nondeterminism=self._nondeterminism(first, second, differences),
             )
             if not report.nondeterminism:
-                report = self._kill_all(report, expected, kills_at(second.steps, self._options.occurrences))
+                report = self._kill_all(report, expected, self._kills(second.steps))
         return replace(report, duration_s=self._clock.monotonic_s() - self._started_s)
+
+    def _kills(self, steps: Sequence[Step]) -> list[Kill]:
+        wanted = self._options.steps
+        emitted = dict.fromkeys(step.name for step in steps)
+        unknown = [name for name in wanted if name not in emitted]
+        if unknown:
+            raise ConfigurationError(
+                f'job "{self._plan.job.name}" takes no step {", ".join(unknown)}; its steps are {", ".join(emitted)}'
+            )
+        return kills_at([step for step in steps if not wanted or step.name in wanted], self._options.occurrences)
 
     def _undisturbed(self, place: Place, which: str) -> RunOutcome:
         self._targets.copy(place)
@@ -238,7 +253,7 @@ class _Experiment:
             raise InternalError(f"the {which} undisturbed run: {error}; use a sample, or more minutes") from None
         if outcome.exit_code != 0:
             raise _error_of(outcome, f"the {which} undisturbed run failed")
-        self._tell(f"{which} undisturbed run: {outcome.rows_read:,} rows read, {outcome.checkpoint} checkpoints")
+        self._tell(f"{which} undisturbed run: {outcome.rows_read:,} rows read, {outcome.checkpoint} checkpoint(s)")
         return outcome
 
     def _nondeterminism(
@@ -258,8 +273,7 @@ class _Experiment:
         self._tell(f"{len(kills)} kills to come, {self._options.minutes:g} minutes at most")
         order = {kill: number for number, kill in enumerate(kills)}
         trials: list[Trial] = []
-        # The first occurrence of every step comes before the second of any: what there is no time for hurts least.
-        waiting = deque(sorted(kills, key=lambda kill: kill.occurrence))
+        waiting = deque(first_ones_first(kills))
         told_s = self._clock.monotonic_s()
         while waiting and self._left_s > 0:
             trial = self._try(expected, waiting[0])
@@ -315,6 +329,11 @@ def kills_at(steps: Sequence[Step], occurrences: int) -> list[Kill]:
         numbers = sorted({*first, step.count} if occurrences > 1 else first)
         by_step.setdefault(step.name, []).extend(Kill(step.name, step.uid, number) for number in numbers)
     return [kill for kills in by_step.values() for kill in kills]
+
+
+def first_ones_first(kills: Sequence[Kill]) -> list[Kill]:
+    """The first occurrence of every step before the second of any: what there is no time for then hurts least."""
+    return sorted(kills, key=lambda kill: kill.occurrence)
 
 
 def _is_wrong(trial: Trial) -> bool:

@@ -204,7 +204,8 @@ def _remove(connection: Connection, schema: str, job_id: str) -> None:
             for table in reversed(tables.metadata.sorted_tables):
                 name = sql.Identifier(tables.SCHEMA, table.name)
                 connection.execute(sql.SQL("DELETE FROM {} WHERE job_id = %s").format(name), [job_id])
-            connection.execute(sql.SQL("DROP SCHEMA {} CASCADE").format(sql.Identifier(schema)))
+            # Two names may lead to one database.
+            connection.execute(sql.SQL("DROP SCHEMA IF EXISTS {} CASCADE").format(sql.Identifier(schema)))
     except psycopg.Error as error:
         raise translate(error, f"removing the scratch schema {schema}") from error
 

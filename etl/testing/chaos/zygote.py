@@ -12,6 +12,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 import traceback
 import warnings
 from contextlib import suppress
@@ -23,6 +25,7 @@ from types import TracebackType
 from typing import NoReturn, Self
 
 import msgspec
+import pyarrow as pa
 
 import etl
 from etl.errors import InternalError
@@ -30,10 +33,12 @@ from etl.testing.chaos.process import RunOutcome, RunRequest
 
 START_TIMEOUT_S = 60.0
 END_TIMEOUT_S = 10.0
+POLL_S = 0.2
 _ENVIRONMENT = {
-    # Threads that allocators start at import would not survive a fork.
+    # Threads that allocators and numpy start at import would not survive a fork.
     "_RJEM_MALLOC_CONF": "background_thread:false",
     "JE_ARROW_MALLOC_CONF": "background_thread:false",
+    "OPENBLAS_NUM_THREADS": "1",
 }
 _CODE = "import sys; sys.path.append(sys.argv[1]); from etl.testing.chaos.zygote import main; main(*sys.argv[2:])"
 _READY = b"ready"
@@ -45,6 +50,14 @@ class StuckError(Exception):
     """A run did not end in time; it was killed."""
 
 
+class ChaosStoppedError(Exception):
+    """Somebody asked the crash test to stop; the run under way was killed."""
+
+
+class StopRequest(threading.Event):
+    """Set to stop a crash test."""
+
+
 # --- in the zygote ----------------------------------------------------------------------------------------------------
 
 
@@ -52,6 +65,8 @@ def main(descriptor: str, preload: str) -> None:
     """Import everything that a run needs, then serve."""
     for module in ("etl.runtime.run", "polars", "pyarrow", "etl.operators", "etl.sources", "sinks", preload):
         import_module(module)
+    # At its first array, pyarrow imports pandas where that is installed: better here once than in every run.
+    pa.array([0])
     # What was imported is never looked at by the children's collector, and so stays shared with them.
     gc.freeze()
     control: Connection = Connection(int(descriptor))
@@ -142,9 +157,11 @@ class Zygote:
 
     Args:
         preload: A module that the loading of the job needs.
+        stop: The user's request to stop.
     """
 
-    def __init__(self, preload: str) -> None:
+    def __init__(self, preload: str, stop: StopRequest) -> None:
+        self._stop = stop
         control, theirs = Pipe()
         command = [sys.executable, "-P", "-c", _CODE, str(Path(etl.__file__).parents[1]), str(theirs.fileno()), preload]
         self._process = subprocess.Popen(
@@ -179,12 +196,17 @@ class Zygote:
 
         Raises:
             StuckError: It did not end in time.
+            ChaosStoppedError: The user does not want to wait for it.
             InternalError: The zygote is gone.
         """
         try:
-            self._await_ready()
+            if not self._is_ready:
+                if not self._poll(START_TIMEOUT_S):
+                    raise InternalError(f"no run could be started within {START_TIMEOUT_S:.0f} s")
+                assert self._control.recv_bytes() == _READY
+                self._is_ready = True
             self._control.send_bytes(msgspec.json.encode(request))
-            if not self._control.poll(timeout_s):
+            if not self._poll(timeout_s):
                 self._control.send_bytes(_GIVE_UP)
                 self._control.recv_bytes()
                 raise StuckError(f"not ended within {timeout_s:.0f} s")
@@ -192,9 +214,12 @@ class Zygote:
         except (EOFError, BrokenPipeError, ConnectionResetError) as error:
             raise InternalError("the process that starts the runs of the crash test has ended") from error
 
-    def _await_ready(self) -> None:
-        if not self._is_ready:
-            if not self._control.poll(START_TIMEOUT_S):
-                raise InternalError(f"the process that starts the runs was not ready within {START_TIMEOUT_S:.0f} s")
-            assert self._control.recv_bytes() == _READY
-            self._is_ready = True
+    def _poll(self, timeout_s: float) -> bool:
+        """Whether there is something to receive before the time is over."""
+        deadline_s = time.monotonic() + timeout_s
+        while not self._control.poll(max(0.0, min(POLL_S, deadline_s - time.monotonic()))):
+            if self._stop.is_set():
+                raise ChaosStoppedError
+            if time.monotonic() >= deadline_s:
+                return False
+        return True
