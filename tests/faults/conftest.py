@@ -52,6 +52,22 @@ def stranger(arena: Arena) -> Iterator[str]:
     arena.store.execute(sql.SQL("DROP ROLE {}").format(role))
 
 
+@pytest.fixture
+def ordinary(arena: Arena) -> Iterator[str]:
+    """A role that may do what a run needs, and no more; its password is its name."""
+    name = f"etl_ordinary_{secrets.token_hex(6)}"
+    role = sql.Identifier(name)
+    arena.store.execute(sql.SQL("CREATE ROLE {} LOGIN PASSWORD {}").format(role, sql.Literal(name)))
+    for connection in (arena.store, arena.other):
+        connection.execute(sql.SQL("GRANT USAGE ON SCHEMA etl, public TO {}").format(role))
+        connection.execute(sql.SQL("GRANT ALL ON ALL TABLES IN SCHEMA etl, public TO {}").format(role))
+    yield name
+    arena.clean()
+    for connection in (arena.store, arena.other):
+        connection.execute(sql.SQL("DROP OWNED BY {}").format(role))
+    arena.store.execute(sql.SQL("DROP ROLE {}").format(role))
+
+
 @pytest.fixture(scope="session")
 def crashing_server() -> Iterator[CrashingServer]:
     """A server of this worker's own, to be killed."""
