@@ -8,6 +8,7 @@ import psycopg
 from psycopg import sql
 
 from etl.errors import Finding
+from etl.pooling import is_transaction_pooled
 from etl.schema import Schema
 from etl.sink import Connection, Delivery, PreflightContext
 from etl.sqlstate import translate
@@ -31,7 +32,7 @@ def inspect(context: PreflightContext, table: PostgresTable, delivery: Delivery)
     try:
         return [
             *_stream_findings(table, context.schema),
-            *_server_findings(connection, context.unit_time_s),
+            *_server_findings(connection, context),
             *(_two_phase_findings(connection) if delivery is Delivery.TWO_PHASE else ()),
             *_table_findings(connection, context, table),
         ]
@@ -74,13 +75,13 @@ def _stream_findings(table: PostgresTable, schema: Schema) -> Iterator[Finding]:
             yield Finding(f"table {table}", problem, f"add it to the stream or change {what}=")
 
 
-def _server_findings(connection: Connection, unit_time_s: float) -> Iterator[Finding]:
+def _server_findings(connection: Connection, context: PreflightContext) -> Iterator[Finding]:
     row = connection.execute(
-        "SELECT pg_backend_pid(), pg_is_in_recovery(), current_setting('default_transaction_read_only')::boolean"
+        "SELECT pg_is_in_recovery(), current_setting('default_transaction_read_only')::boolean"
     ).fetchone()
     assert row is not None
-    pid, standby, read_only = row
-    if pid != connection.pgconn.backend_pid:
+    standby, read_only = row
+    if is_transaction_pooled(connection, lambda: context.connect("probe")):
         problem = "a transaction pooler stands in front of the server; settings and sessions do not survive in it"
         yield Finding("database", problem, "connect to the server directly, or through a pool in session mode")
     if standby:
@@ -88,7 +89,7 @@ def _server_findings(connection: Connection, unit_time_s: float) -> Iterator[Fin
     if read_only:
         cure = sql.SQL("ALTER ROLE {} SET default_transaction_read_only = off;").format(_role(connection))
         yield Finding("database", "default_transaction_read_only is on", cure.as_string(None))
-    yield from _timeout_findings(connection, unit_time_s)
+    yield from _timeout_findings(connection, context.unit_time_s)
 
 
 def _timeout_findings(connection: Connection, unit_time_s: float) -> Iterator[Finding]:

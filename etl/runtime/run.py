@@ -147,7 +147,7 @@ def _claim(environment: RunEnvironment, if_running: IfRunning) -> tuple[StoreCon
         try:
             job_id = leases.register_job(session, environment.job.name)
             session.rename(f"etl:{job_id}:claim")
-            leases.require_direct(session, environment.store.name)
+            leases.require_session(session, environment.store)
             emit("lease.claiming")
             lease = leases.claim(
                 session,

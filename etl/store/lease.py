@@ -21,6 +21,7 @@ from sqlalchemy.dialects.postgresql import insert
 
 from etl.clock import Clock
 from etl.errors import AlreadyRunningError, ConfigurationError, FencedError, TransientError
+from etl.pooling import is_transaction_pooled
 from etl.store import tables
 from etl.store.database import Connection, Database, StoreConnection
 from etl.transaction import transaction
@@ -259,21 +260,21 @@ def open_owner_session(database: Database, job_id: str) -> StoreConnection:
     """A session to claim with; it is named after its epoch once that is known."""
     connection = database.open(f"etl:{job_id}:claim")
     try:
-        require_direct(connection, database.name)
+        require_session(connection, database)
     except BaseException:
         connection.close()
         raise
     return connection
 
 
-def require_direct(connection: StoreConnection, name: str) -> None:
+def require_session(connection: StoreConnection, database: Database) -> None:
     """Refuse a transaction pooler: behind one, a session's identity and its settings mean nothing.
 
     Raises:
-        ConfigurationError: The server session is not the one that the connection was told of.
+        ConfigurationError: Statements may reach different sessions of the server.
     """
-    row = connection.driver.execute("SELECT pg_backend_pid()").fetchone()
-    if row != (connection.driver.pgconn.backend_pid,):
+    if is_transaction_pooled(connection.driver, lambda: database.connect("etl:probe")):
         raise ConfigurationError(
-            f"database {name} is behind a transaction pooler; use a direct connection or a pooler in session mode"
+            f"database {database.name} is behind a transaction pooler; use a direct connection or a pooler in session"
+            " mode"
         )
