@@ -23,6 +23,8 @@ from tests.soak.watch import Watch
 
 INTERNAL_ERROR = 70
 UNREACHABLE = 69
+LEFT_ALONE = (INTERNAL_ERROR, UNREACHABLE)
+"""A run that was asked to stop, and then loses the server, does not try again."""
 OVERTAKING_TIMEOUT_S = 0.4
 BESIDE_TIMEOUT_S = 2.0
 CRASH_RESTARTS = 1000
@@ -185,7 +187,8 @@ class Player:
         else:
             self.faults["not reached"] += 1
         run = Ended(child.pid, child.wait())
-        self._check_end(run, happening.faults, *_codes_of_lost_sessions(run.result))
+        stopped = any(fault.action is Action.TERM for fault in run.met(happening.faults))
+        self._check_end(run, happening.faults, *_codes_of_lost_sessions(run.result), *(LEFT_ALONE if stopped else ()))
         return run
 
     # --- several runs -----------------------------------------------------------------------------------------------
@@ -283,8 +286,7 @@ def _exit_codes(result: RunResult, met: Sequence[Action]) -> set[int]:
     if Action.CUT in met:
         allowed.update(_codes_of_lost_sessions(result))
         if Action.TERM in met:
-            # Who was asked to stop does not try again.
-            allowed.update({INTERNAL_ERROR, UNREACHABLE})
+            allowed.update(LEFT_ALONE)
     if not allowed & {INTERNAL_ERROR} or Action.CUT in met:
         allowed.add(0)
     return allowed
