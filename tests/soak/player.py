@@ -6,7 +6,7 @@ import os
 import signal
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import assert_never
 
@@ -179,11 +179,11 @@ class Player:
             self.faults["server killed"] += 1
             self._stage.server.kill()
             if not happening.up_first:
-                child.answer()
+                _answer(child)
             self._stage.server.restart()
             self._arena.reconnect()
             if happening.up_first:
-                child.answer()
+                _answer(child)
         else:
             self.faults["not reached"] += 1
         run = Ended(child.pid, child.wait())
@@ -242,7 +242,7 @@ class Player:
             return [first]
         self.faults["second run beside"] += 1
         second = Ended(*self._stage.run(request))
-        child.answer()
+        _answer(child)
         first = Ended(child.pid, child.wait())
         assert first.result is not None
         assert second.result is not None
@@ -263,12 +263,12 @@ class Player:
         stranger = self._stage.as_stranger(replace(request, owner_timeout_s=OVERTAKING_TIMEOUT_S))
         second = self._spawn(replace(stranger, faults=(happening.second,)))
         came = second.asked() is not None
-        first.answer()
+        _answer(first)
         ended = Ended(first.pid, first.wait())
         if ended.result is not None:
             self._check_outdated(ended.result)
         if came:
-            second.answer()
+            _answer(second)
         other = Ended(second.pid, second.wait())
         self._check_end(other, [], BUSY)
         return [ended, other]
@@ -276,6 +276,12 @@ class Player:
     def _spawn(self, request: RunRequest) -> ChildRun:
         self._stage.runs += 1
         return self._arena.spawn(request)
+
+
+def _answer(child: ChildRun) -> None:
+    """Have a run that has asked go on, unless another of its threads has met its death meanwhile."""
+    with suppress(BrokenPipeError):
+        child.answer()
 
 
 def _exit_codes(result: RunResult, met: Sequence[Action]) -> set[int]:
