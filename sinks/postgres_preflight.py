@@ -135,7 +135,7 @@ def _table_findings(connection: Connection, context: PreflightContext, table: Po
     target = read_table(connection, table)
     if target is None:
         return _missing_findings(connection, context.schema, table)
-    findings = [*_kind_findings(table, target), *_partition_findings(connection, table, target)]
+    findings = [*kind_findings(table, target), *_partition_findings(connection, table, target)]
     if target.kind in _KINDS:
         return findings
     _, columns = column_findings(table, target, context.schema)
@@ -167,7 +167,8 @@ def _missing_findings(connection: Connection, schema: Schema, table: PostgresTab
     return []
 
 
-def _kind_findings(table: PostgresTable, target: TargetTable) -> Iterator[Finding]:
+def kind_findings(table: PostgresTable, target: TargetTable) -> Iterator[Finding]:
+    """What is no table whose rows outlive a crash."""
     subject = f"table {table}"
     if target.kind in _KINDS:
         yield Finding(subject, f"it is {_KINDS[target.kind]}; rows go into tables only", "name the table itself")

@@ -132,8 +132,9 @@ class PostgresUnit:
         """Send the rest: after it, every row is in the transaction."""
         for chunk in self._chunker.rest():
             self._load(chunk)
-        if self._loader is not None:
+        if self._begun and self._loader is not None:
             self._loader.end()
+            self._loader.require_unchanged(self.connection)
 
     def ended(self) -> None:
         """The transaction was ended; before the next rows another is begun."""

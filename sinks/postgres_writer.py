@@ -26,7 +26,7 @@ from psycopg import sql
 from psycopg.abc import Buffer
 from psycopg.copy import Writer
 
-from etl.errors import ConfigurationError, RecordError, StateError
+from etl.errors import ConfigurationError, RecordError, StateError, TransientError
 from etl.lazy import LazyModule
 from etl.schema import Schema
 from etl.sink import Connection
@@ -35,7 +35,7 @@ from sinks.binary import CopyEncoder, array_parameter, parameter_type, register
 from sinks.catalog import TargetTable, read_table
 from sinks.chunker import Chunker
 from sinks.columns import Carrier
-from sinks.postgres_preflight import column_findings, key_findings
+from sinks.postgres_preflight import column_findings, key_findings, kind_findings
 from sinks.postgres_table import PostgresTable
 
 if TYPE_CHECKING:
@@ -58,6 +58,7 @@ class WritePlan:
     Attributes:
         uid: The sink, for messages.
         table: The target.
+        schema: The stream's.
         carriers: One a column, in the stream's order.
         required: Columns in which NULL may not stand when the row is written.
         nulls_in_key: Whether NULL may stand in a key column (the unique index is NULLS NOT DISTINCT).
@@ -66,6 +67,7 @@ class WritePlan:
 
     uid: str
     table: PostgresTable
+    schema: Schema
     carriers: tuple[Carrier, ...]
     required: frozenset[str]
     nulls_in_key: bool
@@ -83,12 +85,27 @@ class WritePlan:
         if target is None:
             raise ConfigurationError(f'sink "{uid}": table {table} does not exist')
         carriers, findings = column_findings(table, target, schema)
-        findings = [*findings, *key_findings(table, target)]
+        findings = [*kind_findings(table, target), *findings, *key_findings(table, target)]
         if findings:
             raise ConfigurationError.from_findings(f'sink "{uid}"', findings)
         required = frozenset(column.name for column in target.columns if column.not_null and column.name in schema)
         nulls_in_key, row_triggers = _nulls_allowed(table, target), bool(target.row_triggers)
-        return cls(uid, table, tuple(carriers), required, nulls_in_key, row_triggers)
+        return cls(uid, table, schema, tuple(carriers), required, nulls_in_key, row_triggers)
+
+    def require_unchanged(self, connection: Connection) -> None:
+        """Compare with the catalog, in the transaction that has written rows: it keeps all others from the table.
+
+        Without this nobody would know: a column of another type takes the binary values of COPY for something else.
+
+        Raises:
+            ConfigurationError: The table no longer fits.
+            TransientError: It fits, but not with this plan.
+        """
+        if WritePlan.make(connection, self.uid, self.table, self.schema) != self:
+            raise TransientError(
+                f'sink "{self.uid}": table {self.table} was changed by others since the run began to write to it;'
+                " the rows of this checkpoint are written again"
+            )
 
     @property
     def by_array(self) -> bool:
@@ -169,6 +186,10 @@ class Loader(ABC):
     def abandon(self) -> None:
         """Give the unit up; the connection has been closed."""
         return None
+
+    def require_unchanged(self, connection: Connection) -> None:
+        """See :meth:`WritePlan.require_unchanged`; after :meth:`end`, before the transaction ends."""
+        self._plan.require_unchanged(connection)
 
     def _check(self, sent: int, taken: int) -> None:
         if sent != taken:

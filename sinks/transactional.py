@@ -44,6 +44,7 @@ class _Writer(SinkWriter):
         self._loader: Loader | None = None
         self._checkpoint_id = context.checkpoint_id + 1
         self._rows = 0
+        self._begun = False
 
     @property
     def rows(self) -> int:
@@ -57,8 +58,11 @@ class _Writer(SinkWriter):
     def prepare_commit(self, checkpoint_id: int) -> Committable | None:
         for chunk in self._chunker.rest():
             self._load(chunk)
-        if self._loader is not None:
+        if self._loader is not None and self._begun:
             self._loader.end()
+            with self._context.transactions.of(checkpoint_id).use() as connection:
+                self._loader.require_unchanged(connection)
+        self._begun = False
         self._context.emit("sink.prepared", uid=self._context.uid, checkpoint=checkpoint_id)
         self._checkpoint_id = checkpoint_id + 1
         return None
@@ -69,6 +73,7 @@ class _Writer(SinkWriter):
                 plan = WritePlan.make(connection, self._context.uid, self._table, self._context.schema)
                 self._loader = chunked_loader(plan) if self._shared else streaming_loader(plan)
             self._loader.load(connection, chunk)
+        self._begun = True
         self._context.emit("sink.written", uid=self._context.uid, checkpoint=self._checkpoint_id, rows=chunk.num_rows)
 
     def close(self) -> None:
