@@ -19,7 +19,7 @@ TIMEOUT_S = 280
     [
         ("jobs.revenue", {"orders": 9, "refunds": 2}),
         ("jobs.airports", {"airports": 200}),
-        ("jobs.flights", {"flights": 200, "late_arrivals": 21}),
+        ("jobs.flights", {"flights": 200, "late_arrivals": 2}),
     ],
 )
 def test_example_is_exact_after_a_kill_at_every_step(examples: ExampleProject, job: str, sinks: dict[str, int]) -> None:

@@ -20,6 +20,7 @@ from etl.testing.chaos.ground import Ground, Place
 from etl.testing.chaos.process import JobLoader, Kill, RunOutcome, RunRequest, Step
 from etl.testing.chaos.rehearsal import aimed, denser_checkpoints, require_fit
 from etl.testing.chaos.report import ChaosReport, NonDeterminism, Trial
+from etl.testing.chaos.sample import Sample
 from etl.testing.chaos.suspects import suspects
 from etl.testing.chaos.zygote import StopRequest, StuckError, Zygote
 
@@ -208,15 +209,14 @@ class _Experiment:
         self._deadline_s = self._started_s + options.minutes * 60
         self._patience_s = options.minutes * 60
         self._checkpoint_rows: int | None = None
+        self._sample = None if options.sample_rows is None else Sample.of(options.sample_rows)
 
     def run(self) -> ChaosReport:
         with self._ground.place() as expected:
             first = self._undisturbed(expected, "first")
             if first.rows_read == 0:
                 raise ConfigurationError(f'job "{self._plan.job.name}" reads no row: there is nothing to test')
-            self._checkpoint_rows = denser_checkpoints(
-                self._plan.job.checkpoint.rows, first.rows_read, first.checkpoint, len(self._graph.sources)
-            )
+            self._cut_smaller(first)
             with self._ground.place() as repeated:
                 started_s = self._clock.monotonic_s()
                 second = self._undisturbed(repeated, "second")
@@ -234,6 +234,13 @@ class _Experiment:
             if not report.nondeterminism:
                 report = self._kill_all(report, expected, self._kills(second.steps))
         return replace(report, duration_s=self._clock.monotonic_s() - self._started_s)
+
+    def _cut_smaller(self, first: RunOutcome) -> None:
+        """Have the next runs take several checkpoints, however small the input is."""
+        rows = first.rows_read // len(self._graph.sources)
+        if self._sample is not None:
+            self._sample = self._sample.of_rows(rows)
+        self._checkpoint_rows = denser_checkpoints(self._plan.job.checkpoint.rows, rows, first.checkpoint)
 
     def _kills(self, steps: Sequence[Step]) -> list[Kill]:
         wanted = self._options.steps
@@ -314,7 +321,7 @@ class _Experiment:
             directory=str(place.scratch.directory),
             store_url=self._plan.store_url,
             database_urls=self._plan.database_urls,
-            sample_rows=self._options.sample_rows,
+            sample=self._sample,
             checkpoint_rows=self._checkpoint_rows,
             kill=kill,
         )

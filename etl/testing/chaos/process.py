@@ -19,6 +19,7 @@ from etl.runtime.telemetry import Event, Telemetry
 from etl.sink import Scratch
 from etl.store.database import Database
 from etl.testing.chaos.rehearsal import Rehearsal
+from etl.testing.chaos.sample import Sample
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,7 @@ class RunRequest:
         directory: The place's directory.
         store_url: The store.
         database_urls: The databases that sinks name.
-        sample_rows: Rows of each source at most, None for all.
+        sample: How much of each source it reads, None for all.
         checkpoint_rows: Rows of a source after which to take a checkpoint, None as the job says.
         kill: Where it is killed, None to let it run.
     """
@@ -87,7 +88,7 @@ class RunRequest:
     directory: str
     store_url: str
     database_urls: Mapping[str, str]
-    sample_rows: int | None = None
+    sample: Sample | None = None
     checkpoint_rows: int | None = None
     kill: Kill | None = None
 
@@ -166,7 +167,7 @@ def run(request: RunRequest, last_words: Callable[[], None]) -> RunOutcome:
     databases = {name: Database(url, name) for name, url in request.database_urls.items()}
     try:
         scratch = Scratch(request.schema, Path(request.directory))
-        job = Rehearsal(request.loader.load(), request.job_name, scratch, request.sample_rows, request.checkpoint_rows)
+        job = Rehearsal(request.loader.load(), request.job_name, scratch, request.sample, request.checkpoint_rows)
         summary = run_job(job, store, databases, options, telemetry, StopSignal())
     except Exception as error:  # noqa: BLE001 - becomes the outcome
         return _failed(error)

@@ -9,7 +9,7 @@ from etl.errors import ConfigurationError, Finding
 from etl.graph import JobGraph, Node, SinkNode, SourceNode
 from etl.job import Job
 from etl.sink import Scratch, Sink, SupportsScratch
-from etl.testing.chaos.sample import SampledSource
+from etl.testing.chaos.sample import Sample, SampledSource
 
 CHECKPOINTS = 4
 """A run is to have about so many checkpoints, however small its input is."""
@@ -22,19 +22,19 @@ class Rehearsal(Job):
         original: The job.
         name: Its name in the store.
         scratch: Where its sinks write to.
-        sample_rows: Rows of each source at most, None for all.
+        sample: How much of each source it reads, None for all.
         checkpoint_rows: Take a checkpoint also after so many rows of a source, None as the job says.
     """
 
     def __init__(
-        self, original: Job, name: str, scratch: Scratch, sample_rows: int | None, checkpoint_rows: int | None
+        self, original: Job, name: str, scratch: Scratch, sample: Sample | None, checkpoint_rows: int | None
     ) -> None:
         # Whatever a job declares, this one declares as well.
         vars(self).update(vars(original))
         self.name = name
         self._original = original
         self._scratch = scratch
-        self._sample_rows = sample_rows
+        self._sample = sample
         if checkpoint_rows is not None:
             self.checkpoint = replace(original.checkpoint, rows=checkpoint_rows)
 
@@ -45,8 +45,8 @@ class Rehearsal(Job):
     def _turned(self, node: Node) -> Node:
         if isinstance(node, SinkNode):
             return replace(node, sink=aimed(node, self._scratch))
-        if isinstance(node, SourceNode) and self._sample_rows is not None:
-            return replace(node, source=SampledSource(node.source, self._sample_rows))
+        if isinstance(node, SourceNode) and self._sample is not None:
+            return replace(node, source=SampledSource(node.source, self._sample))
         return node
 
 
@@ -92,9 +92,9 @@ def _source_findings(graph: JobGraph) -> Sequence[Finding]:
     ]
 
 
-def denser_checkpoints(declared_rows: int | None, rows_read: int, checkpoints: int, sources: int) -> int | None:
+def denser_checkpoints(declared_rows: int | None, source_rows: int, checkpoints: int) -> int | None:
     """Rows of a source after which to take a checkpoint so that there are several; None when there are already."""
     if checkpoints >= CHECKPOINTS:
         return None
-    rows = max(1, rows_read // (CHECKPOINTS * sources))
+    rows = max(1, source_rows // CHECKPOINTS)
     return rows if declared_rows is None else min(rows, declared_rows)

@@ -17,7 +17,29 @@ from etl.schema import Schema
 from etl.source import Position, Progress, Source, SourceContext, SourceReader, Split, SplitEnumerator
 
 BATCHES = 8
-"""In about so many batches the rows come."""
+"""In about so many batches the rows are to come."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """How much of each source is read.
+
+    Attributes:
+        rows_max: Rows at most, all splits together.
+        batch_rows: Rows of a batch at most.
+    """
+
+    rows_max: int
+    batch_rows: int
+
+    @classmethod
+    def of(cls, rows_max: int) -> Sample:
+        """The first rows, as long as nobody knows whether there are so many."""
+        return cls(rows_max, -(-rows_max // BATCHES))
+
+    def of_rows(self, rows: int) -> Sample:
+        """The same rows, when it is known how many come from a source."""
+        return Sample(self.rows_max, min(self.batch_rows, max(1, rows // BATCHES)))
 
 
 class SampledSource(Source):
@@ -25,12 +47,12 @@ class SampledSource(Source):
 
     Args:
         source: What is read.
-        rows_max: How many rows at most, all splits together.
+        sample: How much of it.
     """
 
-    def __init__(self, source: Source, rows_max: int) -> None:
+    def __init__(self, source: Source, sample: Sample) -> None:
         self._source = source
-        self._rows_max = rows_max
+        self._sample = sample
 
     @property
     def schema(self) -> Schema:
@@ -43,15 +65,15 @@ class SampledSource(Source):
 
     def describe(self) -> str:
         """The source, and how much of it."""
-        return f"the first {self._rows_max} rows of {self._source.describe()}"
+        return f"the first {self._sample.rows_max} rows of {self._source.describe()}"
 
     def create_enumerator(self, context: SourceContext) -> SplitEnumerator:
         """Lists the source's splits, as long as rows are wanted."""
-        return _Enumerator(self._source.create_enumerator(context), self._rows_max)
+        return _Enumerator(self._source.create_enumerator(context), self._sample.rows_max)
 
     def create_reader(self, context: SourceContext) -> SourceReader:
         """Reads with the source's reader."""
-        return _Reader(self._source.create_reader(context), self._rows_max)
+        return _Reader(self._source.create_reader(context), self._sample)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +118,10 @@ class _Enumerator(SplitEnumerator):
 
 
 class _Reader(SourceReader):
-    def __init__(self, reader: SourceReader, rows_max: int) -> None:
+    def __init__(self, reader: SourceReader, sample: Sample) -> None:
         self._reader = reader
-        self._rows_max = rows_max
-        self._batch_rows = -(-rows_max // BATCHES)
+        self._rows_max = sample.rows_max
+        self._batch_rows = sample.batch_rows
         self._given = 0
         self._order: list[str] = []
         self._places: dict[str, _Place] = {}

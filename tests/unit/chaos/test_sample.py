@@ -10,7 +10,7 @@ import pytest
 from etl.errors import InternalError
 from etl.source import Position, SourceContext, SourceReader
 from etl.sources import CsvFiles
-from etl.testing.chaos.sample import SampledSource
+from etl.testing.chaos.sample import Sample, SampledSource
 from tests.support.scripted import Numbers, _Reader
 
 SIZES = (5, 0, 3, 9)
@@ -57,13 +57,13 @@ def test_rows_are_the_first_ones_however_reading_is_cut(context: SourceContext, 
     found: list[int] = []
     for attempt in range(40):
         # Where batches of the source end changes from one run to the next.
-        found += read(SampledSource(csv(1 + attempt % 4), rows_max), context, positions, batches)
+        found += read(SampledSource(csv(1 + attempt % 4), Sample.of(rows_max)), context, positions, batches)
 
     assert found == list(range(min(rows_max, sum(SIZES))))
 
 
 def test_sample_comes_in_about_eight_batches(context: SourceContext) -> None:
-    source = SampledSource(csv(1000), 16)
+    source = SampledSource(csv(1000), Sample.of(16))
     reader = source.create_reader(context)
     reader.assign(source.create_enumerator(context).discover({}))
     sizes = []
@@ -74,8 +74,13 @@ def test_sample_comes_in_about_eight_batches(context: SourceContext) -> None:
     assert sizes == [2, 2, 1, 2, 1, 2, 2, 2, 2]
 
 
+@pytest.mark.parametrize(("rows_max", "rows", "size"), [(1000, 1000, 125), (1000, 80, 10), (1000, 3, 1), (5, 5, 1)])
+def test_batches_become_smaller_when_there_are_fewer_rows(rows_max: int, rows: int, size: int) -> None:
+    assert Sample.of(rows_max).of_rows(rows) == Sample(rows_max, size)
+
+
 def test_nothing_is_listed_when_the_sample_was_read(context: SourceContext) -> None:
-    source = SampledSource(csv(2), 6)
+    source = SampledSource(csv(2), Sample.of(6))
     positions: dict[str, Position] = {}
     assert read(source, context, positions, 100) == list(range(6))
 
@@ -83,7 +88,7 @@ def test_nothing_is_listed_when_the_sample_was_read(context: SourceContext) -> N
 
 
 def test_sample_says_what_it_is_and_has_the_columns_of_its_source(context: SourceContext) -> None:
-    source = SampledSource(csv(2), 6)
+    source = SampledSource(csv(2), Sample.of(6))
 
     assert source.describe() == "the first 6 rows of CsvFiles('*.csv')"
     assert source.schema == csv(2).schema
@@ -101,7 +106,7 @@ class _ForgetfulNumbers(Numbers):
 
 
 def test_source_whose_position_does_not_move_is_refused(context: SourceContext) -> None:
-    source = SampledSource(_ForgetfulNumbers(5), 3)
+    source = SampledSource(_ForgetfulNumbers(5), Sample.of(3))
     reader = source.create_reader(context)
     reader.assign(source.create_enumerator(context).discover({}))
 
