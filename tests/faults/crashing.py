@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Mapping
 from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
@@ -37,14 +38,23 @@ _SIGNALS = {Stop.FAST: signal.SIGINT, Stop.IMMEDIATE: signal.SIGQUIT}
 class CrashingServer:
     """A server of this worker's own, to be killed.
 
+    Args:
+        name: Tells it from others of this worker.
+        settings: Of the server, besides those that all tests need.
+
     Raises:
         ConfigurationError: There can be none here.
+
+    Attributes:
+        url: Of its database.
+        data: Directory of its files.
     """
 
-    def __init__(self) -> None:
-        directory = Path(os.environ[SESSION_DIR_VARIABLE]) / f"crash-{os.getpid()}"
-        self._server = EmbeddedServer(directory, {**SETTINGS, "shared_buffers": "16MB"})
+    def __init__(self, name: str = "crash", settings: Mapping[str, str] | None = None) -> None:
+        directory = Path(os.environ[SESSION_DIR_VARIABLE]) / f"{name}-{os.getpid()}"
+        self._server = EmbeddedServer(directory, {**SETTINGS, "shared_buffers": "16MB", **(settings or {})})
         self.url = self._server.acquire()
+        self.data = self._server.status().directory / "cluster" / "data"
         create_database(self.url, TEMPLATE)
         upgrade(with_database(self.url, TEMPLATE))
 
