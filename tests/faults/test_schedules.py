@@ -59,6 +59,9 @@ BEFORE_THE_FENCE = ORDER[:3]
 OUTDATED_AT = ("sink.prepared", "checkpoint.completing")
 """Where a first run is killed that has been outdated: it gets no further."""
 
+KILLED_UNDER = {*BEFORE_THE_FENCE, "recovery.fenced", "sink.prepared", "checkpoint.head_advanced"}
+"""Where the second one is then: beyond that, nothing that the first one does makes any difference to it."""
+
 NOT_OUTDATED_AT = ("checkpoint.completed", "commit.before", "commit.delivered", "commit.end")
 """Where one is killed that nobody has replaced yet."""
 
@@ -69,8 +72,8 @@ def meetings(kind: str) -> Iterator[Met]:
     for first in steps:
         if first not in HOLDING_THE_HEAD:
             for second in seconds(kind, first):
-                for killed in (None, *later(first, OUTDATED_AT)):
-                    yield Met(at(first), (second, 1), killed and (killed, at(first)[1]))
+                for killed in (None, *(later(first, OUTDATED_AT) if second in KILLED_UNDER else ())):
+                    yield Met(at(first), (second, 1), (killed, at(first)[1]) if killed else None)
         for killed in later(first, NOT_OUTDATED_AT):
             if killed in steps:
                 yield Met(at(first), ("lease.claiming", 1), (killed, 2))
