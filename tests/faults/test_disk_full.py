@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -22,7 +21,7 @@ from etl.errors import ConfigurationError
 from tests.faults import oracle
 from tests.faults.arena import Arena, open_arena
 from tests.faults.cases import THOROUGH, Undisturbed
-from tests.faults.crashing import TEMPLATE, CrashingServer
+from tests.faults.crashing import TEMPLATE, CrashingServer, kill_all_of
 from tests.faults.fault import Action, Fault
 from tests.faults.jobs import KINDS
 from tests.faults.steps import STEPS
@@ -110,11 +109,7 @@ class SmallServer:
 
     def kill(self) -> None:
         """End what a full disk has left of it: a recovery that failed for that has been seen to hang in its end."""
-        for directory in Path("/proc").glob("[0-9]*/cwd"):
-            # Every process of the server works in its directory; others end while we look.
-            with suppress(OSError):
-                if directory.readlink() == self._server.data:
-                    os.kill(int(directory.parent.name), signal.SIGKILL)
+        kill_all_of(self._server.data)
 
     def close(self) -> None:
         """End it."""
