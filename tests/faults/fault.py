@@ -48,7 +48,7 @@ class RunRequest:
     """A run of a job in a process of its own.
 
     Attributes:
-        kind: Key of :data:`tests.faults.jobs.KINDS`, unless the job is described.
+        kind: Key of :data:`tests.faults.jobs.ALL_KINDS`, unless the job is described.
         job: Name of the job in the store.
         input_dir: Directory of the input files.
         store_url: The store database.

@@ -160,6 +160,12 @@ def _united(job: Job) -> None:
     united.write("logged", WriteAheadSink(PostgresTable(APPEND_TABLE)))
 
 
+def _paired(job: Job) -> None:
+    filtered = _filtered(_read(job, "orders"))
+    filtered.write("near", TwoPhaseCommitSink(PostgresTable(APPEND_TABLE)))
+    filtered.write("far", TwoPhaseCommitSink(PostgresTable(APPEND_TABLE, database="other")))
+
+
 KINDS: Mapping[str, Kind] = {
     "transactional": Kind(("orders",), (Target("appended"),), _transactional),
     "two-phase": Kind(("orders",), (Target("appended", late=True),), _two_phase),
@@ -172,6 +178,12 @@ KINDS: Mapping[str, Kind] = {
         ("orders", "returns"), (Target("prepared", other=True, late=True), Target("logged", late=True)), _united
     ),
 }
+
+ALL_KINDS: Mapping[str, Kind] = {
+    **KINDS,
+    "paired": Kind(("orders",), (Target("near", late=True), Target("far", other=True, late=True)), _paired),
+}
+"""With one that only the tests of two prepared units are about."""
 
 _GUARDED = {"upsert": _guarded_upsert}
 
@@ -192,5 +204,5 @@ def declare(request: RunRequest) -> Job:
     if described is not None:
         described.add_to(job)
     else:
-        (_GUARDED[request.kind] if request.guarded else KINDS[request.kind].declare)(job)
+        (_GUARDED[request.kind] if request.guarded else ALL_KINDS[request.kind].declare)(job)
     return job

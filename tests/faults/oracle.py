@@ -19,7 +19,7 @@ from psycopg.rows import scalar_row
 
 from tests.faults.arena import Arena, Connection
 from tests.faults.fault import RunRequest
-from tests.faults.jobs import KINDS, Kind, Row, Rows, Target, rows_before
+from tests.faults.jobs import ALL_KINDS, Kind, Row, Rows, Target, rows_before
 
 SETTLE_TIMEOUT_S = 10.0
 
@@ -83,7 +83,7 @@ def visible_rows(arena: Arena, target: Target) -> Rows:
 
 def check_interrupted(arena: Arena, request: RunRequest, undisturbed: State) -> None:
     """Right after a kill, while the server may still carry out what the dead process sent last."""
-    kind = KINDS[request.kind]
+    kind = ALL_KINDS[request.kind]
     with _one_snapshot(arena.store):
         # The other database is looked at first: between the two looks the dead run can only get further by one step.
         seen = {target: visible_rows(arena, target) for target in sorted(kind.targets, key=lambda one: not one.other)}
@@ -118,7 +118,7 @@ def _one_snapshot(connection: Connection) -> Iterator[None]:
 
 def check_done(arena: Arena, request: RunRequest, undisturbed: State) -> State:
     """Everything is there once, nothing is left over, and the records tell the truth."""
-    kind = KINDS[request.kind]
+    kind = ALL_KINDS[request.kind]
     state = read_state(arena.store, request.job)
     assert state.offsets[-1] == undisturbed.offsets[-1], "positions differ from those of an undisturbed run"
     for target in kind.targets:
@@ -134,7 +134,7 @@ def check_done(arena: Arena, request: RunRequest, undisturbed: State) -> State:
 
 def is_done(arena: Arena, request: RunRequest, undisturbed: State) -> bool:
     """Whether everything is read, recorded and visible."""
-    kind = KINDS[request.kind]
+    kind = ALL_KINDS[request.kind]
     state = read_state(arena.store, request.job)
     if state.offsets[-1] != undisturbed.offsets[-1]:
         return False
@@ -207,7 +207,7 @@ def sessions_left(connection: Connection) -> list[str]:
 
 def check_idle(arena: Arena, request: RunRequest, before: State) -> None:
     """A further run reads and writes nothing."""
-    kind = KINDS[request.kind]
+    kind = ALL_KINDS[request.kind]
     rows = {target: visible_rows(arena, target) for target in kind.targets}
     result = arena.finish(request)
     assert (result.rows_read, sum(result.rows_written.values())) == (0, 0)
