@@ -155,7 +155,10 @@ class Supervisor:
     def _recount(self, session: StoreConnection) -> None:
         if self.run_id is None:
             return
-        totals, self.checkpoint_id = runs.load_totals(session, self.run_id)
+        counted = runs.load_totals(session, self.run_id)
+        if counted is None:
+            return
+        totals, self.checkpoint_id = counted
         # At most once, rows are committed after their checkpoint was recorded: the store knows less than we do.
         if self._environment.job.mode is not CheckpointMode.AT_MOST_ONCE:
             self.totals = totals

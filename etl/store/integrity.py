@@ -43,6 +43,7 @@ def require_whole(connection: StoreConnection, lease: Lease, restored: Restored)
         return
     newest = kept[-1]
     _require("committable", lease.checkpoint_id, newest.units, len(restored.committables))
+    _require_objects(restored)
     written = _positions_written(connection, lease)
     for row in kept:
         _require("position", row.checkpoint_id, row.positions, written.get(row.checkpoint_id, 0))
@@ -63,6 +64,17 @@ def _require_head(kept: Sequence[_Counted], lease: Lease) -> None:
             f"etl.head gave out epoch {lease.epoch}, but etl.checkpoint has one of epoch {highest}: an epoch is never"
             f" used twice: {_CURE}"
         )
+
+
+def _require_objects(restored: Restored) -> None:
+    """JSON has more kinds of values than were ever stored; ``null`` would even pass for no position at all."""
+    for uid, splits in restored.positions.items():
+        for split_id, position in splits.items():
+            if not isinstance(position, dict):
+                raise StateError(f'etl.position: that of source "{uid}", split "{split_id}", is no object: {_CURE}')
+    for one in restored.committables:
+        if not isinstance(one.payload, dict):
+            raise StateError(f'etl.committable: the payload of sink "{one.uid}" is no object: {_CURE}')
 
 
 def _require(table: str, checkpoint_id: int, counted: int, found: int, what: str = "rows") -> None:

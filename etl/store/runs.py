@@ -137,12 +137,18 @@ def save_totals(connection: StoreConnection, run_id: int, totals: RunTotals, che
     )
 
 
-def load_totals(connection: StoreConnection, run_id: int) -> tuple[RunTotals, int]:
+def load_totals(connection: StoreConnection, run_id: int) -> tuple[RunTotals, int] | None:
     """Read totals and checkpoint back after a failed attempt, whose last commit may have succeeded without an answer.
 
     Waits for a completing transaction of this run that is still under way at the server: it holds the row's lock.
+
+    Returns:
+        None when somebody has deleted the row.
     """
     row = tables.run.c
     query = sa.select(row.rows_read, row.rows_written, row.checkpoint_id).where(row.run_id == run_id)
-    rows_read, rows_written, checkpoint_id = connection.core.execute(query.with_for_update()).one()
+    found = connection.core.execute(query.with_for_update()).one_or_none()
+    if found is None:
+        return None
+    rows_read, rows_written, checkpoint_id = found
     return RunTotals(int(rows_read), dict(rows_written)), int(checkpoint_id or 0)
