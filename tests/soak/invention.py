@@ -173,9 +173,11 @@ class _FaultInventor:
         return invent()
 
     def _steps(self) -> list[str]:
-        """All that this job's runs can take, the recovering ones too."""
-        kinds = sorted({str(sink.way) for sink in self.job.sinks})
-        return sorted({step for kind in kinds for step in STEPS[kind] | RECOVERY_STEPS.get(kind, frozenset())})
+        """What this job's runs take; now and then also what they take only after a run that has left something."""
+        recovering = self.random.random() < 0.3
+        kinds = {str(sink.way) for sink in self.job.sinks}
+        found = {step for kind in kinds for step in STEPS[kind]}
+        return sorted(found.union(*(RECOVERY_STEPS.get(kind, ()) for kind in kinds)) if recovering else found)
 
     def _fault(self, action: Action, *, without: frozenset[str] = frozenset()) -> Fault:
         step = self.random.choice([step for step in self._steps() if step not in without])
@@ -184,7 +186,7 @@ class _FaultInventor:
     def _occurrence(self, step: str) -> int:
         if step.startswith(("lease.", "recovery.", "run.")):
             return 1
-        return self.random.choice((1, 1, 1, 2, 2, 3, 4, 6) if step == "source.batch" else (1, 1, 1, 2, 2, 3))
+        return self.random.choice((1, 1, 1, 2, 2, 3, 4, 6) if step == "source.batch" else (1, 1, 1, 1, 2, 3))
 
     def _faults(self) -> tuple[Fault, ...]:
         actions = (Action.KILL, Action.CUT, Action.TERM, Action.RAISE, Action.EXHAUST)

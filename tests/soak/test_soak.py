@@ -26,7 +26,7 @@ SEEDS = (1, 2)
 CYCLES = 150
 """Of each seed; together the gate's share."""
 
-TELLING_SEED = 15290
+TELLING_SEED = 15119
 """Its first job leaves a unit that must be dropped: whoever commits all that is prepared has rows too many."""
 
 ROOT = Path(__file__).parents[2]
@@ -80,9 +80,8 @@ def test_broken_engine_is_found_and_shown_again() -> None:
     assert process.returncode == 1, process.stderr
     told = summary(process)
     assert (told["jobs"], told["failures"]) == (1, 1)
-    assert f"FAILURE in cycle 2\nseed {TELLING_SEED}, job 0\n" in process.stderr
-    for line in plan_job(TELLING_SEED, 0).lines():
-        assert f"{line}\n" in process.stderr
+    found = "\n".join(["FAILURE in cycle 2", *plan_job(TELLING_SEED, 0).lines(), "Traceback"])
+    assert found in process.stderr
     assert re.search("^AssertionError: sink-0 is wrong .* too much and \\[\\] missing$", process.stderr, re.MULTILINE)
     (again,) = re.findall(r"^again: python (.*)$", process.stderr, re.MULTILINE)
     assert again == f"-m tests.soak --seed {TELLING_SEED} --job 0 --mutant COMMIT_ALL"
@@ -90,7 +89,7 @@ def test_broken_engine_is_found_and_shown_again() -> None:
         [sys.executable, *shlex.split(again)], cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
     )
     assert replayed.returncode == 1, replayed.stderr
-    assert f"FAILURE in cycle 2\nseed {TELLING_SEED}, job 0\n" in replayed.stderr
+    assert found in replayed.stderr
     assert replayed.stdout == ""
 
 
