@@ -19,6 +19,7 @@ from psycopg import sql
 
 from etl.store import tables
 from tests.cli.conftest import TIMEOUT_S, Project, started
+from tests.support.databases import fresh_database
 
 Connection = psycopg.Connection[Any]
 
@@ -145,6 +146,27 @@ def test_job_is_killed_at_every_step_that_it_takes(people: Project) -> None:
         "people: first undisturbed run: 7 rows read, 4 checkpoint(s)",
         "people: second undisturbed run: 7 rows read, 4 checkpoint(s)",
     ]
+
+
+def test_job_with_sinks_in_two_databases_is_tested_in_both(
+    people: Project, server_url: str, store_template: str
+) -> None:
+    other = 'people.write("others", TwoPhaseCommitSink(PostgresTable("others", create=True, database="other")))'
+    declare(people, f"{APPEND}\n{other}")
+    with fresh_database(server_url, store_template) as other_url:
+        both = Project(people.dir, {**people.environ, "ETL_DATABASE_URL_OTHER": other_url})
+
+        report = chaos(both, "--occurrences", "1", "--step", "checkpoint.completed", "--step", "commit.after")
+
+        # Killed after either sink's commit, and before any.
+        assert (report["status"], report["kills"], set(report["sinks"])) == ("ok", 3, {"people", "others"})
+        for url in (url_of(people), other_url):
+            assert_nothing_left(url)
+            with psycopg.connect(url) as connection:
+                assert connection.execute("SELECT to_regclass('people'), to_regclass('others')").fetchone() == (
+                    None,
+                    None,
+                )
 
 
 # --- jobs that are wrong ----------------------------------------------------------------------------------------------
@@ -661,11 +683,19 @@ def children_of(pid: int) -> list[int]:
     return found[1:]
 
 
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
 def await_end(pids: list[int]) -> None:
     """Wait until processes that are not ours have ended."""
     pause = threading.Event()
     for _ in range(TIMEOUT_S * 20):
-        if not any(Path(f"/proc/{pid}").exists() for pid in pids):
+        if not any(is_alive(pid) for pid in pids):
             return
         pause.wait(0.05)
     raise AssertionError("a process of the crash test lives on")
