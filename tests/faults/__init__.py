@@ -14,7 +14,9 @@ module         what it holds
 ``arena``      databases, input files and runs of one test worker
 ``described``  jobs as plain data, for whoever makes them up
 ``crashing``   a server to be killed
+``refusals``   triggers by which a server raises any error
 ``oracle``     what must hold after a fault, after a repeated run, and after an idle one
+``reader``     a concurrent reader, and what it may never see
 ``proxy``      a TCP proxy that loses answers
 =============  ====================================================================================
 """

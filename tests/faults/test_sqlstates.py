@@ -249,7 +249,7 @@ def test_real_deadlock_is_repeated(
 def test_session_ended_for_being_idle_is_repeated(arena: Arena, undisturbed: Undisturbed, kind: str) -> None:
     expected = undisturbed.state(kind)
     request = arena.case(kind, Fault(Action.ASK, "sink.prepare.before", 2), restarts=3)
-    body = "PERFORM set_config('idle_in_transaction_session_timeout', '1', true);"
+    body = "PERFORM set_config('idle_in_transaction_session_timeout', '1s', true);"
     with arena.told(request), refusing(arena, KINDS[kind].targets[0], Place.ROW, body):
         run = arena.spawn(request)
         assert run.asked() is not None
