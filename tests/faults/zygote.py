@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import warnings
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -171,16 +172,24 @@ class ChildRun:
 
 
 class Zygote:
-    """The test's handle on its zygote."""
+    """The test's handle on its zygote.
 
-    def __init__(self) -> None:
+    Args:
+        environ: What its processes have in their environment besides that of the test.
+    """
+
+    def __init__(self, environ: Mapping[str, str] | None = None) -> None:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control.settimeout(TIMEOUT_S)
         self._running: dict[int, ChildRun] = {}
         command = [sys.executable, "-m", "tests.faults.zygote", str(theirs.fileno())]
         root = Path(__file__).parents[2]
         self._process = subprocess.Popen(
-            command, cwd=root, env={**os.environ, **_ENVIRONMENT}, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
+            command,
+            cwd=root,
+            env={**os.environ, **_ENVIRONMENT, **(environ or {})},
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
         )
         theirs.close()
 
