@@ -135,8 +135,9 @@ class Replication:
 
     def close(self) -> None:
         """End all servers."""
-        for server in (*self._standbys, self._first):
-            server.close()
+        for standby in self._standbys:
+            standby.close()
+        self._first.close()
 
 
 def _await(connection: psycopg.Connection[tuple[object, ...]], query: str) -> None:
