@@ -39,7 +39,9 @@ CHANGES = {
     ),
     "table renamed": Change("ALTER TABLE {0} RENAME TO renamed", "ALTER TABLE renamed RENAME TO {0}", ("{0}",)),
     "type of the same width": Change(
-        "ALTER TABLE {0} ALTER amount TYPE float8", "ALTER TABLE {0} ALTER amount TYPE int8", ("amount", "double precision")
+        "ALTER TABLE {0} ALTER amount TYPE float8",
+        "ALTER TABLE {0} ALTER amount TYPE int8",
+        ("amount", "double precision"),
     ),
     "type of another width": Change(
         "ALTER TABLE {0} ALTER amount TYPE numeric", "ALTER TABLE {0} ALTER amount TYPE int8"
