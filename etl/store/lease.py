@@ -73,8 +73,19 @@ class Lease:
     failures: int
 
 
-def register_job(connection: StoreConnection, name: str) -> str:
-    """The id of a job, made on its first run; parallel first runs agree on one."""
+def random_job_id() -> str:
+    """An id that no other job has."""
+    return secrets.token_hex(8)
+
+
+def register_job(connection: StoreConnection, name: str, new_id: str | None = None) -> str:
+    """The id of a job, made on its first run; parallel first runs agree on one.
+
+    Args:
+        connection: To the store.
+        name: The job's name.
+        new_id: The id of a job that is not known yet, for those who have to know it before; by default a random one.
+    """
     find = sa.select(tables.job.c.job_id).where(tables.job.c.name == name)
     found = connection.core.execute(find).scalar_one_or_none()
     if found is not None:
@@ -82,7 +93,7 @@ def register_job(connection: StoreConnection, name: str) -> str:
     with transaction(connection.driver):
         connection.driver.execute(
             "INSERT INTO etl.job (job_id, name) VALUES (%s, %s) ON CONFLICT (name) DO NOTHING",
-            [secrets.token_hex(8), name],
+            [new_id or random_job_id(), name],
         )
         job_id = str(connection.core.execute(find).scalar_one())
         connection.driver.execute("INSERT INTO etl.head (job_id) VALUES (%s) ON CONFLICT DO NOTHING", [job_id])

@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import subprocess
-import tempfile
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -44,8 +43,11 @@ SECRET = "Barbara"
 
 
 @pytest.fixture
-def people(stored: Project) -> Project:
-    """A project with seven people in a file."""
+def people(stored: Project, tmp_path: Path) -> Project:
+    """A project with seven people in a file, and a directory of its own for temporary files."""
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    stored = Project(stored.dir, {**stored.environ, "TMPDIR": str(temporary)})
     lines = ["id,name", *(f"{number},{name}" for number, name in enumerate(NAMES, start=1))]
     stored.write("people/all.csv", "".join(f"{line}\n" for line in lines))
     return stored
@@ -74,8 +76,9 @@ def url_of(project: Project) -> str:
     return project.environ["ETL_DATABASE_URL"]
 
 
-def assert_nothing_left(url: str) -> None:
-    """No scratch schema, no job, no prepared transaction, no row in schema etl, no session, no directory."""
+def assert_nothing_left(project: Project, url: str | None = None) -> None:
+    """No scratch schema, no job, no prepared transaction, no row of another job in schema etl, no directory."""
+    url = url or url_of(project)
     with psycopg.connect(url, autocommit=True) as connection:
         schemas = "SELECT nspname FROM pg_namespace WHERE starts_with(nspname, 'etl_chaos_')"
         assert connection.execute(schemas).fetchall() == []
@@ -85,11 +88,7 @@ def assert_nothing_left(url: str) -> None:
             assert connection.execute(known.format(sql.Identifier("etl", table.name))).fetchone() == (0,), table.name
         prepared = "SELECT gid FROM pg_prepared_xacts WHERE database = current_database()"
         assert connection.execute(prepared).fetchall() == []
-    assert own_directories() == set()
-
-
-def own_directories() -> set[Path]:
-    return {path for path in Path(tempfile.gettempdir()).glob("etl-chaos-*") if path.stat().st_uid == os.geteuid()}
+    assert list(Path(project.environ["TMPDIR"]).glob("etl-chaos-*")) == []
 
 
 # --- jobs that are right ----------------------------------------------------------------------------------------------
@@ -119,7 +118,7 @@ people.write("files", ParquetFiles("people_files"))
     assert all(cell == "ok" for row in results(report).values() for cell in row.values())
     assert (report["kills"], report["untried"], report["rows_read"], report["checkpoints"]) == (11, 0, 7, 4)
     assert not (people.dir / "people_files").exists()
-    assert_nothing_left(url_of(people))
+    assert_nothing_left(people)
 
 
 def test_job_is_killed_at_every_step_that_it_takes(people: Project) -> None:
@@ -161,7 +160,7 @@ def test_job_with_sinks_in_two_databases_is_tested_in_both(
         # Killed after either sink's commit, and before any.
         assert (report["status"], report["kills"], set(report["sinks"])) == ("ok", 3, {"people", "others"})
         for url in (url_of(people), other_url):
-            assert_nothing_left(url)
+            assert_nothing_left(people, url)
             with psycopg.connect(url) as connection:
                 assert connection.execute("SELECT to_regclass('people'), to_regclass('others')").fetchone() == (
                     None,
@@ -383,7 +382,7 @@ def test_function_that_yields_something_else_is_found_and_nothing_is_killed(peop
     (suspect,) = found.pop("suspects")
     assert found == {"sink": "tokens", "rows": 6, "lost": 6, "duplicated": 0, "unexpected": 6, "columns": ["token"]}
     assert re.fullmatch(r"map with_token at jobs/people\.py:\d+", suspect)
-    assert_nothing_left(url_of(people))
+    assert_nothing_left(people)
 
 
 def test_values_are_shown_only_when_asked_for(people: Project) -> None:
@@ -480,7 +479,7 @@ def test_table_that_does_not_exist_is_refused_with_its_statement(people: Project
 
     assert done.returncode == 2
     assert 'CREATE TABLE IF NOT EXISTS "public"."people" ("id" int8, "name" text)' in done.stderr
-    assert_nothing_left(url_of(people))
+    assert_nothing_left(people)
 
 
 @pytest.mark.parametrize(
@@ -500,7 +499,7 @@ def test_job_that_does_not_run_ends_with_its_own_code(people: Project, body: str
 
     assert (done.returncode, done.stdout) == (code, "")
     assert told in done.stderr
-    assert_nothing_left(url_of(people))
+    assert_nothing_left(people)
 
 
 def test_job_that_reads_nothing_is_refused(people: Project) -> None:
@@ -602,7 +601,7 @@ def test_real_tables_sequences_files_and_positions_are_untouched(people: Project
     assert before.pop("etl.run_run_id_seq") < after.pop("etl.run_run_id_seq")
     assert after == before
     assert sorted((people.dir / "out").iterdir()) == files
-    assert_nothing_left(url_of(people))
+    assert_nothing_left(people)
     again = people.etl("run", "--json", "--quiet", "jobs.people")
     assert json.loads(again.stdout)["rows_read"] == 1
 
@@ -635,7 +634,7 @@ def test_interrupted_crash_test_removes_what_it_has_made(people: Project, signum
 
     assert (process.returncode, out) == (code, ""), err
     assert f"{signal.Signals(signum).name}: removing what the crash test has made" in err
-    assert_nothing_left(url_of(people))
+    assert_nothing_left(people)
 
 
 def test_killed_crash_test_leaves_no_process_and_the_next_one_removes_the_rest(people: Project) -> None:
@@ -659,7 +658,7 @@ def test_killed_crash_test_leaves_no_process_and_the_next_one_removes_the_rest(p
     assert told == [
         f"people: removed {schema}, left by a crash test that was killed, from database store" for schema in schemas
     ]
-    assert_nothing_left(url_of(people))
+    assert_nothing_left(people)
 
 
 def await_line(process: subprocess.Popen[str], part: str) -> None:

@@ -94,8 +94,9 @@ def crash_test(
     store = Database(plan.store_url, "store")
     databases = {name: Database(url, name) for name, url in plan.database_urls.items()}
     with ExitStack() as stack:
-        zygote = stack.enter_context(Zygote(plan.loader.module, stop or StopRequest()))
         ground = stack.enter_context(Ground(store, databases, tell))
+        # Ends first: what a run still holds or writes could not be removed.
+        zygote = stack.enter_context(Zygote(plan.loader.module, stop or StopRequest()))
         return _Experiment(
             plan,
             options,

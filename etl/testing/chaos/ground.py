@@ -119,14 +119,16 @@ class Ground:
         self._count += 1
         schema = f"{SCHEMA_PREFIX}{self._token}_{self._count}"
         job_name = f"etl chaos {self._token} {self._count}"
-        with self._store.session(f"etl-chaos:{self._token}:register") as session:
-            job_id = lease.register_job(session, job_name)
+        job_id = lease.random_job_id()
         for connection in self._connections:
             with transaction(connection):
                 name = sql.Identifier(schema)
                 connection.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(name))
                 comment = sql.Literal(_COMMENT + job_id)
                 connection.execute(sql.SQL("COMMENT ON SCHEMA {} IS {}").format(name, comment))
+        # Last: a job that no schema names would never be removed after a kill in between.
+        with self._store.session(f"etl-chaos:{self._token}:register") as session:
+            lease.register_job(session, job_name, job_id)
         directory = self._directory / str(self._count)
         directory.mkdir()
         yield Place(job_name, Scratch(schema, directory))

@@ -39,7 +39,7 @@ class Sample:
 
     def of_rows(self, rows: int) -> Sample:
         """The same rows, when it is known how many come from a source."""
-        return Sample(self.rows_max, min(self.batch_rows, max(1, rows // BATCHES)))
+        return Sample(self.rows_max, min(self.batch_rows, max(1, -(-rows // BATCHES))))
 
 
 class SampledSource(Source):

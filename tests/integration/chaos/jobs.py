@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from pathlib import Path
 
 from etl.job import Job
 from etl.policy import CheckpointPolicy
@@ -19,6 +20,11 @@ def numbers() -> Job:
 def endless() -> Job:
     """Never comes to an end."""
     return _job(Numbers(6, before=lambda _id: _wait_for_ever()))
+
+
+def waiting(flag: str) -> Job:
+    """Never comes to an end as long as a file is there."""
+    return _job(Numbers(6, before=lambda _id: _wait_for_ever() if Path(flag).exists() else None))
 
 
 def failing() -> Job:

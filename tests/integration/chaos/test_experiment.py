@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from pathlib import Path
+
 import psycopg
 import pytest
 
@@ -56,12 +59,19 @@ def test_job_that_does_not_end_is_killed_when_the_time_is_over(store_url: str) -
     assert_nothing_left(store_url)
 
 
-def test_request_to_stop_ends_a_run_that_does_not(store_url: str) -> None:
-    stop = StopRequest()
-    stop.set()
+def test_request_to_stop_ends_a_run_that_does_not_end_by_itself(store_url: str, tmp_path: Path) -> None:
+    flag, stop = tmp_path / "flag", StopRequest()
+    arguments = (str(flag),)
+    plan = ChaosPlan(jobs.waiting(*arguments), JobLoader(jobs.__name__, "waiting", arguments), store_url)
+
+    def tell(line: str) -> None:
+        assert line.startswith("first undisturbed run")
+        flag.touch()
+        # Set when the second run has come to where it stands still, which is in nobody's way.
+        threading.Timer(1.0, stop.set).start()
 
     with pytest.raises(ChaosStoppedError):
-        crash_test(plan_of(store_url, "endless"), ChaosOptions(), stop=stop)
+        crash_test(plan, ChaosOptions(), tell, stop)
 
     assert_nothing_left(store_url)
 

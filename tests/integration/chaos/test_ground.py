@@ -122,6 +122,33 @@ def test_places_of_a_test_that_is_dead_are_removed_and_told(store: Database, sto
     assert admin.execute("SELECT count(*) FROM etl.job").fetchone() == (0,)
 
 
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_kill_while_a_place_is_made_leaves_nothing_that_is_not_found(
+    store: Database, store_url: str, admin: Connection, when: str
+) -> None:
+    # Dies right before the job is registered, or right after that.
+    code = (
+        "import os, sys; from etl.store import lease; from etl.store.database import Database\n"
+        "from etl.testing.chaos import ground as grounds\n"
+        "ground = grounds.Ground(Database(sys.argv[1], 'store'), {}, print).__enter__()\n"
+        "register = lease.register_job\n"
+        "def register_and_die(*arguments):\n"
+        "    if sys.argv[2] == 'after': register(*arguments)\n"
+        "    os.kill(os.getpid(), 9)\n"
+        "lease.register_job = register_and_die\n"
+        "ground.place().__enter__()\n"
+    )
+    died = subprocess.run([sys.executable, "-c", code, store_url, when], capture_output=True, text=True, check=False)
+    assert died.returncode == -9, died.stderr
+    await_end_of_sessions(admin)
+    assert len(schemas(admin)) == 1
+
+    with Ground(store, {}, lambda _line: None):
+        assert schemas(admin) == []
+
+    assert admin.execute("SELECT count(*) FROM etl.job").fetchone() == (0,)
+
+
 def await_end_of_sessions(admin: Connection) -> None:
     """The server notices the end of a client a moment later; the lock is free then."""
     admin.execute(
