@@ -167,8 +167,7 @@ def test_jump_in_the_middle_of_a_run_changes_nothing(
         assert result is not None
         assert result.exit_code == 0, result.trace
         # The server's own timeouts go by the time of day: it may end a session that seems to have idled for an hour.
-        assert all("25P03" in warning for warning in result.warnings)
-        assert result.restarts == len(result.warnings)
+        assert result.restarts == sum("25P03" in warning for warning in result.warnings), result.warnings
         oracle.check_done(turned, request, expected)
 
 
