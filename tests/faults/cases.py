@@ -13,6 +13,9 @@ from tests.faults.arena import OCCURRENCE_VARIABLE, Arena
 from tests.faults.fault import Action, Fault, RunResult, Step
 from tests.faults.oracle import State
 
+THOROUGH = bool(os.environ.get("ETL_FAULTS_THOROUGH"))
+"""Whether every fault is tried at every step; otherwise those that take seconds are tried at a sample of steps."""
+
 
 def occurrences(count: int | None = None) -> Iterator[int]:
     """Occurrences of a step from 1, up to ``count`` where it is known; one alone when the environment names it."""
@@ -20,6 +23,17 @@ def occurrences(count: int | None = None) -> Iterator[int]:
     if only is not None:
         return iter([int(only)])
     return itertools.count(1) if count is None else iter(range(1, count + 1))
+
+
+ONE_OF_EACH = ("transactional", "two-phase", "write-ahead", "upsert")
+"""A job for each kind of sink; the others put the same sinks to other use."""
+
+
+def every_occurrence(kind: str, count: int) -> Iterator[int]:
+    """All occurrences of a step; of the jobs that have no sink of their own kind one, unless all are asked for."""
+    if THOROUGH or kind in ONE_OF_EACH or OCCURRENCE_VARIABLE in os.environ:
+        return occurrences(count)
+    return iter([min(2, count)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +73,6 @@ class Undisturbed:
             self._known[kind, mode] = (result, state)
         return self._known[kind, mode]
 
-
-THOROUGH = bool(os.environ.get("ETL_FAULTS_THOROUGH"))
-"""Whether every fault is tried at every step; otherwise those that take seconds are tried at a sample of steps."""
 
 SAMPLE = frozenset(
     {

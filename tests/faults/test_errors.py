@@ -6,7 +6,7 @@ import pytest
 
 from tests.faults import oracle
 from tests.faults.arena import Arena
-from tests.faults.cases import SAMPLE, Undisturbed, occurrences, thorough
+from tests.faults.cases import SAMPLE, Undisturbed, every_occurrence, thorough
 from tests.faults.fault import Action, Fault
 from tests.faults.steps import CASES
 
@@ -44,7 +44,7 @@ def test_run_goes_on_by_itself_when_its_sessions_are_terminated(
     arena: Arena, undisturbed: Undisturbed, kind: str, step: str
 ) -> None:
     expected = undisturbed.state(kind)
-    for occurrence in occurrences(undisturbed.result(kind).count(step)):
+    for occurrence in every_occurrence(kind, undisturbed.result(kind).count(step)):
         request = arena.case(kind, Fault(Action.CUT, step, occurrence))
         with arena.told(request):
             result = arena.run(request)

@@ -9,7 +9,7 @@ from psycopg.conninfo import make_conninfo
 
 from tests.faults import oracle
 from tests.faults.arena import BUSY, Arena
-from tests.faults.cases import Undisturbed, occurrences
+from tests.faults.cases import Undisturbed, every_occurrence
 from tests.faults.fault import Action, Fault
 from tests.faults.jobs import KINDS
 from tests.faults.steps import CASES
@@ -80,7 +80,7 @@ def test_overtaken_run_changes_nothing_when_it_goes_on(
     arena: Arena, undisturbed: Undisturbed, kind: str, step: str
 ) -> None:
     expected = undisturbed.state(kind)
-    for occurrence in occurrences(undisturbed.result(kind).count(step)):
+    for occurrence in every_occurrence(kind, undisturbed.result(kind).count(step)):
         request = arena.case(kind, Fault(Action.STOP, step, occurrence))
         with arena.told(request):
             stopped = arena.spawn(request)

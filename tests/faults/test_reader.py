@@ -93,7 +93,10 @@ OLDER_KEYS = f"UPDATE {UPSERT_TABLE} SET id = id - 5, amount = (id - 5) * 10 WHE
         ("transactional", ["UPDATE etl.head SET epoch = 0"], "the epoch went back"),
         (
             "transactional",
-            ["""UPDATE etl.position SET position = jsonb_set(position, '{offset}', '0')"""],
+            [
+                "UPDATE etl.position SET position = jsonb_set(position, '{offset}', '0')"
+                " WHERE jsonb_typeof(position) = 'object'"
+            ],
             "the ends of checkpoints were",
         ),
         ("transactional", ["DELETE FROM etl.position"], "the ends of checkpoints were"),

@@ -8,7 +8,7 @@ import pytest
 
 from tests.faults import oracle
 from tests.faults.arena import Arena
-from tests.faults.cases import THOROUGH, Undisturbed, occurrences
+from tests.faults.cases import THOROUGH, Undisturbed, every_occurrence
 from tests.faults.crashing import CrashingServer
 from tests.faults.fault import Action, Fault
 from tests.faults.steps import CASES
@@ -42,7 +42,7 @@ def test_run_goes_on_by_itself_when_the_server_is_killed(
     up_again: UpAgain,
 ) -> None:
     expected = undisturbed.state(kind)
-    for occurrence in occurrences(undisturbed.result(kind).count(step)):
+    for occurrence in every_occurrence(kind, undisturbed.result(kind).count(step)):
         request = crash_arena.case(kind, Fault(Action.ASK, step, occurrence), restarts=1000)
         with crash_arena.told(request):
             run = crash_arena.spawn(request)
