@@ -33,6 +33,7 @@ SETTINGS_OF_A_SMALL_LOG = {
     "max_wal_size": "32MB",
     "wal_recycle": "off",
 }
+_TOP = Path("/var/tmp")
 _PREFIX = "etl-disk-"
 
 
@@ -41,7 +42,7 @@ class Disk:
 
     def __init__(self, size_mb: int, owner: int) -> None:
         # Not in the session's directory: what a killed session leaves mounted could not be removed with that.
-        self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir="/var/tmp"))
+        self.path = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=_TOP))
         self._ballast = self.path / "ballast"
         options = f"size={size_mb}m,mode=0700,uid={owner}"
         mounted = subprocess.run(
@@ -118,6 +119,16 @@ class SmallServer:
         self.log.remove()
 
 
+def remove_disks_of_the_dead() -> None:
+    """Unmount what killed sessions have left."""
+    for path in _TOP.glob(f"{_PREFIX}*"):
+        maker = path.name.removeprefix(_PREFIX).partition("-")[0]
+        if not Path("/proc", maker).exists():
+            # Their servers are ended by the sweep of dead sessions; an empty directory was left before it was mounted.
+            subprocess.run(["umount", path], capture_output=True, check=False)
+            path.rmdir()
+
+
 @contextmanager
 def small_server() -> Iterator[SmallServer]:
     """A server for the block."""
@@ -135,6 +146,7 @@ def small_server() -> Iterator[SmallServer]:
 def small() -> Iterator[SmallServer]:
     if os.geteuid() != 0 or shutil.which("mount") is None:
         pytest.skip("only root can mount a small file system")
+    remove_disks_of_the_dead()
     with small_server() as server:
         yield server
 
