@@ -150,3 +150,9 @@ def test_transaction_pooler_is_refused_and_nothing_touched(
             in_use = "SELECT FROM pg_stat_activity WHERE starts_with(application_name, 'etl:') AND state <> 'idle'"
             assert connection.execute(in_use).fetchall() == []
         assert all(oracle.visible_rows(arena, target).total() == 0 for target in KINDS[kind].targets)
+
+
+THOROUGH_ONLY = pytest.mark.skipif(
+    not os.environ.get("ETL_FAULTS_THOROUGH"), reason="needs a quiet machine: ETL_FAULTS_THOROUGH=1"
+)
+pytestmark = THOROUGH_ONLY
