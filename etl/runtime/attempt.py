@@ -286,8 +286,9 @@ class Attempt:
         try:
             sources = self._wire(wiring, parts, restored)
         except BaseException:
-            for subtask in wiring.subtasks:
-                subtask.close()
+            with ExitStack() as unstarted:
+                for subtask in wiring.subtasks:
+                    unstarted.callback(subtask.close)
             raise
         coordinator = self._coordinator(sources, parts, wiring, transactions)
         executor = ThreadExecutor(wiring.subtasks, wiring.gates)

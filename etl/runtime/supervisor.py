@@ -10,7 +10,7 @@ from contextlib import suppress
 
 import psycopg
 
-from etl.errors import DatabaseUnreachableError, EtlError, InternalError, TransientError
+from etl.errors import EtlError, InternalError, TransientError
 from etl.runtime.attempt import Attempt, RunEnvironment
 from etl.sink import CheckpointMode
 from etl.sqlstate import translate
@@ -144,7 +144,7 @@ class Supervisor:
                 return
 
     def _try_to_settle(self) -> bool:
-        with suppress(psycopg.OperationalError, DatabaseUnreachableError):
+        with suppress(psycopg.OperationalError, TransientError):
             if self.session is None:
                 self.session = leases.open_owner_session(self._environment.store, self.lease.job_id)
             self._recount(self.session)

@@ -9,10 +9,9 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from etl.errors import ConfigurationError
 from tests.faults.arena import Arena, open_arena
 from tests.faults.cases import Undisturbed
-from tests.faults.crashing import TEMPLATE, CrashingServer
+from tests.faults.crashing import TEMPLATE, CrashingServer, require_programs
 
 
 @pytest.fixture(scope="session")
@@ -71,10 +70,8 @@ def ordinary(arena: Arena) -> Iterator[str]:
 @pytest.fixture(scope="session")
 def crashing_server() -> Iterator[CrashingServer]:
     """A server of this worker's own, to be killed."""
-    try:
-        server = CrashingServer()
-    except ConfigurationError as error:
-        pytest.skip(str(error))
+    require_programs()
+    server = CrashingServer()
     yield server
     server.close()
 

@@ -12,10 +12,12 @@ from typing import Any
 
 import psycopg
 
+from etl.errors import ConfigurationError
 from etl.store.embedded import EmbeddedServer
+from etl.store.embedded.binaries import find_bindir
 from etl.store.migrations import upgrade
 from tests.support.databases import create_database, with_database
-from tests.support.servers import SESSION_DIR_VARIABLE, SETTINGS
+from tests.support.servers import SESSION_DIR_VARIABLE, SETTINGS, give_up
 
 TEMPLATE = "etl_template"
 """A database with the schema ``etl``, to make others from."""
@@ -35,15 +37,20 @@ class Stop(StrEnum):
 _SIGNALS = {Stop.FAST: signal.SIGINT, Stop.IMMEDIATE: signal.SIGQUIT}
 
 
+def require_programs() -> Path:
+    """The directory of the server's programs; without any, the test is skipped, in CI it fails."""
+    try:
+        return find_bindir(os.environ)
+    except ConfigurationError as error:
+        give_up(str(error))
+
+
 class CrashingServer:
     """A server of this worker's own, to be killed.
 
     Args:
         name: Tells it from others of this worker.
         settings: Of the server, besides those that all tests need.
-
-    Raises:
-        ConfigurationError: There can be none here.
 
     Attributes:
         url: Of its database.

@@ -6,7 +6,6 @@ that lie before the positions of a completed checkpoint.
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,8 +19,7 @@ from psycopg.rows import scalar_row
 from tests.faults.arena import Arena, Connection
 from tests.faults.fault import RunRequest
 from tests.faults.jobs import ALL_KINDS, Kind, Row, Rows, Target, rows_before
-
-SETTLE_TIMEOUT_S = 10.0
+from tests.faults.waiting import wait_until
 
 Offsets = Mapping[str, Mapping[str, int]]
 """Byte offsets by source uid and split."""
@@ -181,7 +179,7 @@ def check_nothing_left(arena: Arena) -> None:
             " WHERE d.datname = current_database() AND l.pid IS NULL"
         )
         assert _column(connection, locks) == [], "locks of a prepared transaction"
-        assert sessions_left(connection) == [], "sessions are left"
+        check_sessions_gone(connection)
     assert _column(arena.store, "SELECT count(*) FROM etl.write_ahead_log") == [0], "rows are left in the log"
 
 
@@ -194,12 +192,9 @@ def sessions(connection: Connection) -> list[str]:
     return _column(connection, query)
 
 
-def sessions_left(connection: Connection) -> list[str]:
-    """Sessions that have not gone after some time; the server notices the end of a client a moment later."""
-    deadline_s = time.monotonic() + SETTLE_TIMEOUT_S
-    while (left := sessions(connection)) and time.monotonic() < deadline_s:
-        time.sleep(0.005)
-    return left
+def check_sessions_gone(connection: Connection) -> None:
+    """The server notices the end of a client a moment later."""
+    wait_until(lambda: not sessions(connection), "the end of all sessions")
 
 
 # --- after a run with nothing to do -----------------------------------------------------------------------------------

@@ -15,12 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from etl.errors import ConfigurationError
 from etl.store.embedded import account
 from tests.faults import oracle
 from tests.faults.arena import BUSY, Arena
 from tests.faults.cases import THOROUGH, Undisturbed
-from tests.faults.crashing import TEMPLATE, CrashingServer
+from tests.faults.crashing import TEMPLATE, CrashingServer, require_programs
 from tests.faults.fault import Action, Fault
 from tests.faults.jobs import KINDS, write_input
 from tests.faults.zygote import Zygote
@@ -86,10 +85,8 @@ def server(server_clock: TurnedClock) -> Iterator[CrashingServer]:
         patch.setattr(account, "_INHERITED", (*account._INHERITED, *VARIABLES))
         for name, value in server_clock.environ.items():
             patch.setenv(name, value)
-        try:
-            made = CrashingServer("clock")
-        except ConfigurationError as error:
-            pytest.skip(str(error))
+        require_programs()
+        made = CrashingServer("clock")
     yield made
     made.close()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from dataclasses import replace
 
 import pytest
@@ -14,6 +13,7 @@ from tests.faults.arena import Arena, Connection
 from tests.faults.cases import Undisturbed, occurrences
 from tests.faults.fault import Action, Fault
 from tests.faults.jobs import ALL_KINDS
+from tests.faults.waiting import wait_until
 
 KIND = "paired"
 SINKS = ("near", "far")
@@ -38,10 +38,11 @@ def test_unit_that_is_prepared_without_the_other_is_dropped(
     with arena.told(request):
         run = arena.spawn(request)
         assert run.asked() == "sink.prepare.before"
-        by_s = time.monotonic() + WAIT_TIMEOUT_S
-        while not prepared(early_one) or oracle.read_state(arena.store, request.job).checkpoint < checkpoint - 1:
-            assert time.monotonic() < by_s, "the other one does not prepare"
-            time.sleep(0.01)
+        wait_until(
+            lambda: prepared(early_one) and oracle.read_state(arena.store, request.job).checkpoint == checkpoint - 1,
+            "the other unit, prepared",
+            WAIT_TIMEOUT_S,
+        )
         os.kill(run.pid, signal.SIGKILL)
         assert run.wait() is None
         assert (len(prepared(early_one)), len(prepared(late_one))) == (1, 0)

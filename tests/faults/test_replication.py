@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from dataclasses import replace
@@ -18,18 +17,18 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from etl.errors import ConfigurationError
 from etl.store.embedded import EmbeddedServer
 from etl.store.embedded.account import server_account
-from etl.store.embedded.binaries import Programs, find_bindir
+from etl.store.embedded.binaries import Programs
 from etl.store.embedded.place import make_private
 from tests.faults import oracle
 from tests.faults.arena import Arena
 from tests.faults.cases import SAMPLE, THOROUGH, Undisturbed
-from tests.faults.crashing import TEMPLATE, CrashingServer, kill_all_of
+from tests.faults.crashing import TEMPLATE, CrashingServer, kill_all_of, require_programs
 from tests.faults.fault import Action, Fault
 from tests.faults.jobs import KINDS, write_input
 from tests.faults.steps import CASES
+from tests.faults.waiting import wait_until
 from tests.faults.zygote import Zygote
 from tests.support.databases import create_database, with_database
 from tests.support.servers import SESSION_DIR_VARIABLE, SETTINGS
@@ -141,21 +140,14 @@ class Replication:
 
 
 def _await(connection: psycopg.Connection[tuple[object, ...]], query: str) -> None:
-    by_s = time.monotonic() + WAIT_TIMEOUT_S
-    while not connection.execute(query).fetchall():
-        assert time.monotonic() < by_s, f"never came: {query}"
-        time.sleep(0.02)
+    wait_until(lambda: connection.execute(query).fetchall(), query, WAIT_TIMEOUT_S)
 
 
 @pytest.fixture(scope="module")
 def replication() -> Iterator[Replication]:
-    try:
-        if not (find_bindir(os.environ) / "pg_basebackup").is_file():
-            pytest.skip("there is no pg_basebackup")
-        made = Replication()
-    except ConfigurationError as error:
-        pytest.skip(str(error))
-    with closing(made):
+    if not (require_programs() / "pg_basebackup").is_file():
+        pytest.skip("there is no pg_basebackup")
+    with closing(Replication()) as made:
         yield made
 
 

@@ -14,6 +14,7 @@ import pytest
 from tests.faults import oracle
 from tests.faults.arena import Arena
 from tests.faults.jobs import KINDS
+from tests.faults.waiting import wait_until
 
 COMMAND = """
 import signal
@@ -73,7 +74,6 @@ def _make_project(directory: Path, arena: Arena, job: str, kind: str) -> None:
 
 
 def _await_checkpoint(arena: Arena, job: str, number: int) -> None:
-    deadline_s = time.monotonic() + START_TIMEOUT_S
-    while oracle.read_state(arena.store, job).checkpoint < number:
-        assert time.monotonic() < deadline_s, "the run takes no checkpoints"
-        time.sleep(0.02)
+    wait_until(
+        lambda: oracle.read_state(arena.store, job).checkpoint >= number, f"checkpoint {number}", START_TIMEOUT_S
+    )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, LiteralString
@@ -19,6 +18,7 @@ from tests.faults.cases import THOROUGH, Undisturbed
 from tests.faults.fault import Action, Fault
 from tests.faults.jobs import KINDS
 from tests.faults.refusals import SECRET, Place, has, raising, refusing
+from tests.faults.waiting import wait_until
 
 REPEATED, CONFIGURATION, RECORD, UNREACHABLE, OTHER = 0, 2, 65, 69, 70
 
@@ -292,7 +292,4 @@ def test_too_many_connections_are_waited_for(arena: Arena, undisturbed: Undistur
 
 def await_rows(arena: Arena, query: LiteralString, *parameters: object) -> None:
     """Wait until the query yields a row."""
-    deadline_s = time.monotonic() + oracle.SETTLE_TIMEOUT_S
-    while not arena.store.execute(query, parameters).fetchall():
-        assert time.monotonic() < deadline_s, f"never seen: {query}"
-        time.sleep(0.005)
+    wait_until(lambda: arena.store.execute(query, parameters).fetchall(), query)
