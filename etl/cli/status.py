@@ -95,17 +95,23 @@ def jsonable(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _cells(row: Mapping[str, Any]) -> tuple[object, ...]:
-    state = "running" if row["running"] else "idle"
     written = total_rows(row["rows_written"])
     return (
         row["job"],
-        state,
+        _state_of(row),
         row["checkpoint"],
         format_time(row["last_completed_at"]),
         row["last_status"],
         row["rows_read"],
         written,
     )
+
+
+def _state_of(row: Mapping[str, Any]) -> str:
+    if row["running"]:
+        return "running"
+    # A run that has no session and has told no end was killed, or is waiting to try again.
+    return "interrupted" if row["last_status"] == "running" else "idle"
 
 
 def _short_position(position: Mapping[str, Any]) -> str:

@@ -16,6 +16,7 @@ from etl.store.embedded import EmbeddedServer
 from etl.store.migrations import HEAD
 from tests.cli.conftest import TIMEOUT_S, Project, await_file, started
 from tests.support.databases import fresh_database
+from tests.support.waiting import wait_until
 
 HISTORY_KEYS = [
     "run_id", "job", "status", "started_at", "ended_at", "duration_s", "rows_read", "rows_written", "rows_rejected",
@@ -41,6 +42,22 @@ def test_status_shows_where_each_job_stands(used: Project) -> None:
     assert bad.split() == ["bad", "idle", "0", "-", "failed", "0", "0"]
     assert good.split()[:3] == ["good", "idle", "1"]
     assert good.split()[-3:] == ["succeeded", "25", "25"]
+
+
+def test_status_tells_a_killed_run_from_one_that_works(stored: Project, tmp_path: Path) -> None:
+    stored.job("numbers", sink=f", marker={str(tmp_path / 'written')!r}")
+    with started(stored, "run", "--follow", "jobs.numbers") as process:
+        await_file(tmp_path / "written", process)
+        working = stored.etl("status").stdout.splitlines()[1]
+        process.kill()
+        process.wait()
+    with psycopg.connect(stored.environ["ETL_DATABASE_URL"], autocommit=True) as connection:
+        owners = "SELECT FROM pg_stat_activity WHERE datname = current_database() AND application_name LIKE '%:owner'"
+        wait_until(lambda: not connection.execute(owners).fetchall(), "the end of the killed run's session")
+    killed = stored.etl("status").stdout.splitlines()[1]
+    assert (working.split()[1], killed.split()[1]) == ("running", "interrupted")
+    assert stored.etl("run", "--quiet", "jobs.numbers").returncode == 0
+    assert stored.etl("status").stdout.splitlines()[1].split()[1] == "idle"
 
 
 def test_status_of_a_job_shows_its_positions(used: Project) -> None:
@@ -163,10 +180,12 @@ def test_run_goes_on_when_the_embedded_server_dies(project: Project, state_dir: 
     state = {"ETL_STATE_DIR": str(state_dir)}
     with started(project, "run", "--follow", "--json", "jobs.numbers", **state) as process:
         await_file(marker, process)
-        marker.unlink()
         server = EmbeddedServer(state_dir).status()
         assert server.pid is not None
         os.kill(server.pid, signal.SIGKILL)
+        assert process.stderr is not None
+        assert any("attempt failed, restart 1 of" in line for line in process.stderr)
+        marker.unlink()
         # The first unit was open when the server died: it is read and written again on the repaired one.
         await_file(marker, process)
         process.send_signal(signal.SIGTERM)

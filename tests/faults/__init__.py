@@ -18,7 +18,6 @@ module         what it holds
 ``oracle``     what must hold after a fault, after a repeated run, and after an idle one
 ``reader``     a concurrent reader, and what it may never see
 ``proxy``      a TCP proxy that loses answers
-``waiting``    waiting for what takes its own time
 ``wire``       the same as a network that falls silent, stalls, is slow or refuses
 =============  ====================================================================================
 """

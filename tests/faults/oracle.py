@@ -19,7 +19,7 @@ from psycopg.rows import scalar_row
 from tests.faults.arena import Arena, Connection
 from tests.faults.fault import RunRequest
 from tests.faults.jobs import ALL_KINDS, Kind, Row, Rows, Target, rows_before
-from tests.faults.waiting import wait_until
+from tests.support.waiting import wait_until
 
 Offsets = Mapping[str, Mapping[str, int]]
 """Byte offsets by source uid and split."""

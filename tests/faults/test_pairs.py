@@ -13,7 +13,7 @@ from tests.faults.arena import Arena, Connection
 from tests.faults.cases import Undisturbed, occurrences
 from tests.faults.fault import Action, Fault
 from tests.faults.jobs import ALL_KINDS
-from tests.faults.waiting import wait_until
+from tests.support.waiting import wait_until
 
 KIND = "paired"
 SINKS = ("near", "far")

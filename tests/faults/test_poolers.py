@@ -23,9 +23,9 @@ from tests.faults.cases import SAMPLE, THOROUGH, Undisturbed
 from tests.faults.fault import Action, Fault, RunRequest
 from tests.faults.jobs import KINDS
 from tests.faults.steps import CASES
-from tests.faults.waiting import wait_until
 from tests.faults.wire import tcp_url
 from tests.support.servers import SESSION_DIR_VARIABLE
+from tests.support.waiting import wait_until
 
 REFUSED = 2
 CONFIGURATION = """

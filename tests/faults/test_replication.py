@@ -28,10 +28,10 @@ from tests.faults.crashing import TEMPLATE, CrashingServer, kill_all_of, require
 from tests.faults.fault import Action, Fault
 from tests.faults.jobs import KINDS, write_input
 from tests.faults.steps import CASES
-from tests.faults.waiting import wait_until
 from tests.faults.zygote import Zygote
 from tests.support.databases import create_database, with_database
 from tests.support.servers import SESSION_DIR_VARIABLE, SETTINGS
+from tests.support.waiting import wait_until
 
 UNREACHABLE = 69
 WAIT_TIMEOUT_S = 20.0

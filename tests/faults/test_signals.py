@@ -14,7 +14,7 @@ import pytest
 from tests.faults import oracle
 from tests.faults.arena import Arena
 from tests.faults.jobs import KINDS
-from tests.faults.waiting import wait_until
+from tests.support.waiting import wait_until
 
 COMMAND = """
 import signal

@@ -18,7 +18,7 @@ from tests.faults.cases import THOROUGH, Undisturbed
 from tests.faults.fault import Action, Fault
 from tests.faults.jobs import KINDS
 from tests.faults.refusals import SECRET, Place, has, raising, refusing
-from tests.faults.waiting import wait_until
+from tests.support.waiting import wait_until
 
 REPEATED, CONFIGURATION, RECORD, UNREACHABLE, OTHER = 0, 2, 65, 69, 70
 

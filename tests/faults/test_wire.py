@@ -19,8 +19,8 @@ from tests.faults.fault import Action, Fault, RunRequest
 from tests.faults.jobs import KINDS
 from tests.faults.proxy import COPY_DATA, Incident, Loss, proxied
 from tests.faults.steps import CASES
-from tests.faults.waiting import wait_until
 from tests.faults.wire import TIMEOUTS, Wire, tcp_url, wired
+from tests.support.waiting import wait_until
 
 UNREACHABLE = 69
 FENCED = 78
