@@ -26,6 +26,7 @@ from etl.store.database import Database, StoreConnection
 from etl.store.lease import Lease
 from etl.store.runs import RunTotals
 from etl.store.tables import RunStatus
+from etl.store.watchdog import Watchdog
 
 SETTLE_PATIENCE_S = 10.0
 """How long a run that ended well waits for a database that has gone meanwhile, to record its end there."""
@@ -92,37 +93,32 @@ def run_job(
     """
     started_s = options.clock.monotonic_s()
     try:
-        return _run(job, store, databases, options, telemetry, stop, started_s)
+        graph = job.graph()
+        owner_timeout_s = options.owner_timeout_s or job.owner_timeout_s
+        unit_time_s = job.checkpoint.interval_s + job.checkpoint.timeout_s
+        # Others give up on a run that is silent for so long, and the run itself on a server that is.
+        with Watchdog(owner_timeout_s) as watchdog:
+            environment = RunEnvironment(
+                job=job,
+                graph=graph,
+                store=store.for_run(unit_time_s, watchdog),
+                databases={name: database.for_run(unit_time_s, watchdog) for name, database in databases.items()},
+                follow=options.follow,
+                owner_timeout_s=owner_timeout_s,
+                clock=options.clock,
+                telemetry=telemetry,
+                monitor=options.monitor,
+                stop=stop,
+                warn=options.warn,
+            )
+            return _run(environment, options, started_s)
     except psycopg.Error as error:
         raise classify(error) from error
 
 
-def _run(
-    job: Job,
-    store: Database,
-    databases: Mapping[str, Database],
-    options: RunOptions,
-    telemetry: Telemetry,
-    stop: StopSignal,
-    started_s: float,
-) -> RunSummary:
-    graph = job.graph()
-    unit_time_s = job.checkpoint.interval_s + job.checkpoint.timeout_s
-    store = store.with_unit_time(unit_time_s)
-    databases = {name: database.with_unit_time(unit_time_s) for name, database in databases.items()}
-    preflight.check(job, graph, store, databases, follow=options.follow)
-    environment = RunEnvironment(
-        job=job,
-        graph=graph,
-        store=store,
-        databases=databases,
-        follow=options.follow,
-        owner_timeout_s=options.owner_timeout_s or job.owner_timeout_s,
-        clock=options.clock,
-        telemetry=telemetry,
-        monitor=options.monitor,
-        stop=stop,
-        warn=options.warn,
+def _run(environment: RunEnvironment, options: RunOptions, started_s: float) -> RunSummary:
+    preflight.check(
+        environment.job, environment.graph, environment.store, environment.databases, follow=environment.follow
     )
     session, lease = _claim(environment, options.if_running)
     supervisor = Supervisor(environment, session, lease, _version())
@@ -135,7 +131,7 @@ def _run(
         supervisor.settle(SETTLE_PATIENCE_S if error is None else 0.0)
     options.monitor.state_changed("ended", restarts=supervisor.restarts)
     summary = _summarise(environment, supervisor, error, started_s)
-    _close_run(supervisor, summary, telemetry)
+    _close_run(supervisor, summary, environment.telemetry)
     return summary
 
 

@@ -98,7 +98,6 @@ class Supervisor:
             return self.session
         session = leases.open_owner_session(self._environment.store, self.lease.job_id)
         try:
-            leases.count_failure(session.driver, self.lease)
             self.lease = leases.reclaim(session, self.lease)
             session.rename(leases.application_name(self.lease.job_id, self.lease.epoch, "owner"))
             self._environment.telemetry.emit("lease.reclaimed", epoch=self.lease.epoch)

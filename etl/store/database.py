@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import closing, contextmanager
+from threading import Timer
 from typing import Any
 
 import psycopg
@@ -17,9 +18,12 @@ from sqlalchemy.pool import NullPool
 from etl.errors import ConfigurationError, DatabaseUnreachableError
 from etl.settings import redact
 from etl.sqlstate import translate
+from etl.store.session import Session
+from etl.store.watchdog import Watchdog
 
 CONNECT_TIMEOUT_S = 10
 LOCK_TIMEOUT_S = 60
+ASK_TIMEOUT_S = 10
 SEND_BUFFER_BYTES = 1 << 20
 _DEAD_PEER: Mapping[str, int] = {
     "keepalives_idle": 10,
@@ -40,12 +44,14 @@ class Database:
         name: What the user calls it, for messages.
         unit_time_s: How long a transaction of a sink may stay open; the server's own timeouts for idle and long
             transactions are raised to twice that on each connection, so that they end only abandoned work.
+        watchdog: Looks after the sessions; None where somebody sits in front of it who can interrupt.
     """
 
-    def __init__(self, url: str, name: str, unit_time_s: float = 3600.0) -> None:
+    def __init__(self, url: str, name: str, unit_time_s: float = 3600.0, watchdog: Watchdog | None = None) -> None:
         self.name = name
         self._url = url
         self._unit_time_s = unit_time_s
+        self._watchdog = watchdog
         try:
             self._parts = conninfo_to_dict(url)
         except psycopg.ProgrammingError as error:
@@ -58,9 +64,9 @@ class Database:
         shown = [f"{key}={self._parts[key]}" for key in ("host", "port", "dbname", "user") if self._parts.get(key)]
         return " ".join(shown) or "the default of libpq"
 
-    def with_unit_time(self, unit_time_s: float) -> Database:
-        """The same database with another bound for open transactions."""
-        return Database(self._url, self.name, unit_time_s)
+    def for_run(self, unit_time_s: float, watchdog: Watchdog) -> Database:
+        """The same database with another bound for open transactions, and sessions that are looked after."""
+        return Database(self._url, self.name, unit_time_s, watchdog)
 
     def connect(self, application_name: str) -> Connection:
         """Open an autocommit connection with durable commits, keepalives and bounded waits.
@@ -73,6 +79,18 @@ class Database:
         Raises:
             DatabaseUnreachableError: No connection; the message never holds the password.
         """
+        session = self._connect(application_name)
+        if self._watchdog is not None:
+            self._watchdog.watch(session, application_name, self._at_work)
+        try:
+            _enlarge_send_buffer(session)
+            self._configure(session)
+        except psycopg.Error as error:
+            session.close()
+            raise translate(error, f"setting up a connection to database {self.name}") from error
+        return session
+
+    def _connect(self, application_name: str) -> Session:
         conninfo = make_conninfo(
             self._url,
             application_name=application_name,
@@ -80,21 +98,32 @@ class Database:
             **self._dead_peer,
         )
         try:
-            connection = psycopg.connect(conninfo, autocommit=True, prepare_threshold=None)
+            return Session.connect(conninfo, autocommit=True, prepare_threshold=None)
         except psycopg.OperationalError as error:
             reason = redact(str(error)).strip().replace("\n", " ")
             raise DatabaseUnreachableError(
                 f"database {self.name} ({self.safe_url}) is not reachable: {reason}"
             ) from None
-        try:
-            _enlarge_send_buffer(connection)
-            self._configure(connection)
-        except psycopg.Error as error:
-            connection.close()
-            raise translate(error, f"setting up a connection to database {self.name}") from error
-        return connection
 
-    def _configure(self, connection: Connection) -> None:
+    def _at_work(self, sessions: Collection[Session]) -> set[Session]:
+        """Those that do not wait for their client, as the server sees it, over a connection of its own."""
+        with closing(self._connect("etl:watchdog")) as asking:
+            limit = Timer(ASK_TIMEOUT_S, asking.cut, [f"no answer for {ASK_TIMEOUT_S} s"])
+            limit.daemon = True
+            limit.start()
+            try:
+                # Nothing is shown of a session of another role: that one gets the benefit of the doubt.
+                found = asking.execute(
+                    "SELECT pid FROM pg_catalog.pg_stat_activity"
+                    " WHERE pid = ANY (%s) AND wait_event_type IS DISTINCT FROM 'Client'",
+                    [[session.server_pid for session in sessions]],
+                )
+                pids = {pid for (pid,) in found}
+            finally:
+                limit.cancel()
+        return {session for session in sessions if session.server_pid in pids}
+
+    def _configure(self, session: Session) -> None:
         unit_ms = int(self._unit_time_s * 2000)
         settings: dict[str, str] = {
             "synchronous_commit": "on",
@@ -110,12 +139,15 @@ class Database:
             "IntervalStyle": "postgres",
             "TimeZone": "UTC",
         }
-        if connection.info.server_version >= 140000:
+        if session.info.server_version >= 140000:
             settings["client_connection_check_interval"] = "2s"
-        if connection.info.server_version >= 170000:
+        if session.info.server_version >= 170000:
             settings["transaction_timeout"] = "0"
         commands = [sql.SQL("SET {} = {}").format(sql.Identifier(k), sql.Literal(v)) for k, v in settings.items()]
-        connection.execute(sql.SQL("; ").join(commands))
+        # Asked in the same breath: behind a pooler, the process that the connection's start named is an invention.
+        cursor = session.execute(sql.SQL("; ").join([*commands, sql.SQL("SELECT pg_backend_pid()")]))
+        cursor.set_result(-1)
+        (session.server_pid,) = cursor.fetchone() or (None,)
 
     def open(self, application_name: str) -> StoreConnection:
         """Open a connection for Core statements and, on the same session, for COPY and explicit transactions."""

@@ -179,32 +179,34 @@ def _whom(seen: Observation) -> str:
 
 
 def reclaim(connection: StoreConnection, former: Lease) -> Lease:
-    """Claim again for a new attempt of the same run.
+    """Claim again for a new attempt of the same run, and count the former one as failed.
+
+    Completing a checkpoint sets the count back.
 
     Raises:
         FencedError: Another run has claimed the job since.
     """
     for _ in range(_CLAIM_TRIES_MAX):
         if observe(connection, former.job_id).epoch != former.epoch:
-            break
-        lease = _try_claim(connection, former.job_id, former.epoch)
+            raise FencedError(f"epoch {former.epoch} was overtaken by a newer run of the job")
+        lease = _try_claim(connection, former.job_id, former.epoch, failed=1)
         if lease is not None:
             return lease
-    raise FencedError(f"epoch {former.epoch} was overtaken by a newer run of the job")
+    raise TransientError("the job could not be claimed again: a session that does not end when told to holds it")
 
 
-def _try_claim(connection: StoreConnection, job_id: str, expected_epoch: int) -> Lease | None:
+def _try_claim(connection: StoreConnection, job_id: str, expected_epoch: int, failed: int = 0) -> Lease | None:
     """One compare-and-set of the epoch; None when it did not take place and the head must be looked at again."""
     driver = connection.driver
     driver.execute(f"SET lock_timeout = {CLAIM_LOCK_TIMEOUT_MS}")
     try:
         # Relies on READ COMMITTED: after waiting for the row lock the condition is checked against the newest row.
         row = driver.execute(
-            "UPDATE etl.head SET epoch = epoch + 1, heartbeat = heartbeat + 1, owner_host = %s,"
-            " owner_pid = pg_backend_pid(), owner_backend_start ="
+            "UPDATE etl.head SET epoch = epoch + 1, heartbeat = heartbeat + 1, failures = failures + %s,"
+            " owner_host = %s, owner_pid = pg_backend_pid(), owner_backend_start ="
             "   (SELECT backend_start FROM pg_catalog.pg_stat_activity WHERE pid = pg_backend_pid())"
             " WHERE job_id = %s AND epoch = %s RETURNING epoch, incarnation, checkpoint_id, failures",
-            [socket.gethostname(), job_id, expected_epoch],
+            [failed, socket.gethostname(), job_id, expected_epoch],
         ).fetchone()
     except psycopg.errors.LockNotAvailable:
         # The outdated owner sits in a transaction that holds the head row.
@@ -257,13 +259,6 @@ def release(connection: Connection, lease: Lease) -> None:
         "UPDATE etl.head SET owner_pid = NULL, owner_backend_start = NULL, owner_host = NULL"
         " WHERE job_id = %s AND epoch = %s",
         [lease.job_id, lease.epoch],
-    )
-
-
-def count_failure(connection: Connection, lease: Lease) -> None:
-    """Remember a failed attempt; completing a checkpoint sets the count back."""
-    connection.execute(
-        "UPDATE etl.head SET failures = failures + 1 WHERE job_id = %s AND epoch = %s", [lease.job_id, lease.epoch]
     )
 
 

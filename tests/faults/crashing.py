@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -67,11 +67,21 @@ class CrashingServer:
 
     def kill(self) -> None:
         """kill -9 of the postmaster and of every process below it."""
+        _signal_all(self._processes(), signal.SIGKILL)
+
+    @contextmanager
+    def standing_still(self) -> Iterator[None]:
+        """Nothing of it moves for the block."""
+        processes = self._processes()
+        _signal_all(processes, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            _signal_all(processes, signal.SIGCONT)
+
+    def _processes(self) -> list[int]:
         postmaster = self._postmaster()
-        # Looked up before: they are nobody's children once the postmaster is dead.
-        for pid in [postmaster, *_children_of(postmaster)]:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        return [postmaster, *_children_of(postmaster)]
 
     def stop(self, how: Stop, victim: int, witness: psycopg.Connection[Any]) -> None:
         """Have the server come to its end; returns when it has begun to end its sessions.
@@ -106,6 +116,13 @@ class CrashingServer:
         pid = self._server.status().pid
         assert pid is not None
         return pid
+
+
+def _signal_all(processes: Iterable[int], signum: signal.Signals) -> None:
+    for pid in processes:
+        # Some end by themselves.
+        with suppress(ProcessLookupError):
+            os.kill(pid, signum)
 
 
 def kill_all_of(data: Path) -> None:

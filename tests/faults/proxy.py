@@ -114,6 +114,10 @@ class Proxy:
         """Pass bytes on."""
         to.sendall(data)
 
+    def ended(self, connection: ProxiedConnection) -> None:
+        """One of its sides has ended: so does the other."""
+        connection.cut()
+
     def loss_at(self, data: bytes) -> Loss | None:
         """Count the message, if it is one of those; what is to be lost at it."""
         with self._lock:
@@ -150,7 +154,7 @@ class ProxiedConnection:
         with suppress(OSError):
             while data := incoming.recv(_CHUNK_BYTES):
                 handle(data)
-        self.cut()
+        self._proxy.ended(self)
 
     def _request(self, data: bytes) -> None:
         loss = self._proxy.loss_at(data)

@@ -35,6 +35,7 @@ from tests.support.waiting import wait_until
 
 UNREACHABLE = 69
 WAIT_TIMEOUT_S = 20.0
+PATIENCE_S = 0.5
 DATABASES = ("replicated_store", "replicated_other")
 SAMPLED = [case for case in CASES if case[1] in SAMPLE]
 
@@ -184,13 +185,18 @@ def test_run_waits_for_a_lost_standby(
 ) -> None:
     expected = undisturbed.state(kind)
     occurrence = min(2, undisturbed.result(kind).count(step))
-    request = replicated.case(kind, Fault(Action.ASK, step, occurrence))
+    request = replace(replicated.case(kind, Fault(Action.ASK, step, occurrence)), owner_timeout_s=PATIENCE_S)
     with replicated.told(request):
         run = replicated.spawn(request)
         assert run.asked() == step
         standby.kill()
         run.answer()
-        _await(replicated.store, "SELECT FROM pg_stat_activity WHERE wait_event = 'SyncRep'")
+        # Long enough for the run to ask the server what takes it so long.
+        _await(
+            replicated.store,
+            "SELECT FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
+            f" AND clock_timestamp() > state_change + interval '{4 * PATIENCE_S} s'",
+        )
         oracle.check_interrupted(replicated, request, expected)
         if killed:
             os.kill(run.pid, 9)

@@ -19,7 +19,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from tests.faults.proxy import Proxy, end
+from tests.faults.proxy import ProxiedConnection, Proxy, end
 
 _SO_ATTACH_FILTER, _SO_DETACH_FILTER = 26, 27
 _DROP_EVERYTHING = struct.pack("HBBI", 0x06, 0, 0, 0)
@@ -43,6 +43,7 @@ class Wire(Proxy):
         self._flowing.set()
         self._piece_bytes = 0
         self._pause_s = 0.0
+        self._swallowing: set[socket.socket] = set()
         super().__init__(server)
 
     def conninfo(self, url: str) -> str:
@@ -52,6 +53,8 @@ class Wire(Proxy):
     def forward(self, data: bytes, to: socket.socket) -> None:
         """Pass bytes on, once they flow, and as slowly as was asked for."""
         self._flowing.wait()
+        if to in self._swallowing:
+            return
         size = self._piece_bytes or len(data)
         for start in range(0, len(data), size):
             to.sendall(data[start : start + size])
@@ -88,6 +91,15 @@ class Wire(Proxy):
     def go_on(self) -> None:
         """Deliver what has waited."""
         self._flowing.set()
+
+    def swallow(self) -> None:
+        """What comes on the connections there are is confirmed and never delivered, nor their end; new ones work."""
+        self._swallowing.update(one for pair in self.connections() for one in (pair.client, pair.server))
+
+    def ended(self, connection: ProxiedConnection) -> None:
+        """One of its sides has ended."""
+        if connection.client not in self._swallowing:
+            super().ended(connection)
 
     def slow_down(self, piece_bytes: int, pause_s: float) -> None:
         """Deliver in pieces, with a pause after each."""

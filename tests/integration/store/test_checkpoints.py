@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from threading import Event
+from typing import Any
 
+import psycopg
 import pytest
+from psycopg import sql
 
 from etl.clock import SystemClock
 from etl.errors import FencedError
@@ -92,7 +96,8 @@ def test_prune_keeps_the_last_position_of_a_split_that_stands_still(owner: Owner
 
 
 def test_completing_sets_the_failures_back(owner: Owner) -> None:
-    leases.count_failure(owner.session.driver, owner.lease)
+    owner.lease = leases.reclaim(owner.session, owner.lease)
+    assert owner.lease.failures == 1
     owner.complete(1, {})
     assert owner.session.driver.execute("SELECT failures FROM etl.head").fetchall() == [(0,)]
 
@@ -117,6 +122,27 @@ def test_views_show_the_job_to_a_person(owner: Owner) -> None:
     assert positions == [("job", "src", "a", {"next": 1})]
     seen = owner.session.driver.execute("SELECT checkpoint, trigger, current FROM etl.checkpoints").fetchall()
     assert seen == [(1, "rows", True)]
+
+
+def test_views_show_another_role_that_the_job_is_running(owner: Owner, store_url: str) -> None:
+    name = f"etl_test_{secrets.token_hex(6)}"
+    role = sql.Identifier(name)
+    admin = owner.session.driver
+    admin.execute(sql.SQL("CREATE ROLE {0}; GRANT USAGE ON SCHEMA etl TO {0}").format(role))
+    admin.execute(sql.SQL("GRANT SELECT ON etl.jobs TO {}").format(role))
+    try:
+        with psycopg.connect(store_url, options=f"-c role={name}") as other:
+            hidden = other.execute("SELECT backend_start FROM pg_stat_activity WHERE pid = %s", [owner_pid(admin)])
+            assert hidden.fetchall() == [(None,)]
+            assert other.execute("SELECT job, running FROM etl.jobs").fetchall() == [("job", True)]
+    finally:
+        admin.execute(sql.SQL("DROP OWNED BY {0}; DROP ROLE {0}").format(role))
+
+
+def owner_pid(connection: psycopg.Connection[Any]) -> int:
+    row = connection.execute("SELECT owner_pid FROM etl.head").fetchone()
+    assert row is not None
+    return int(row[0])
 
 
 def test_checkpoint_counts_what_belongs_to_it(owner: Owner) -> None:

@@ -115,6 +115,18 @@ def test_reclaim_raises_the_epoch(session: StoreConnection, job_id: str) -> None
     assert leases.reclaim(session, claim(session, job_id)).epoch == 2
 
 
+def test_reclaim_ends_the_session_that_holds_the_head_row(
+    session: StoreConnection, rival: StoreConnection, job_id: str
+) -> None:
+    former = claim(session, job_id)
+    session.driver.execute("BEGIN")
+    session.driver.execute("UPDATE etl.head SET heartbeat = heartbeat WHERE job_id = %s", [job_id])
+    lease = leases.reclaim(rival, former)
+    assert (lease.epoch, lease.failures) == (2, 1)
+    with pytest.raises(psycopg.OperationalError):
+        session.driver.execute("COMMIT")
+
+
 def test_reclaim_is_refused_when_a_newer_run_owns_the_job(
     session: StoreConnection, rival: StoreConnection, job_id: str
 ) -> None:

@@ -1,0 +1,124 @@
+"""Cuts connections on which no answer will come.
+
+A peer that is gone is noticed by the kernel: nothing is confirmed, and the connection ends. Behind a proxy, a middlebox
+or a frozen server everything may be confirmed and nothing answered. So the server is asked, over another connection,
+about a session that has waited for long: one that is at work there (a long statement, a lock, a standby that has not
+confirmed yet) may go on; one that the server thinks to be waiting for *us* will never hear anything.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+from threading import Event, Lock, Thread
+from types import TracebackType
+from typing import Self
+from weakref import WeakKeyDictionary
+
+import psycopg
+
+from etl.errors import EtlError
+from etl.store.session import Session
+
+LOOK_INTERVAL_S = 1.0
+"""Between two looks; a session is cut when two of them in a row find it waiting in vain."""
+
+AskServer = Callable[[Collection[Session]], set[Session]]
+"""Which of some sessions of one database are at work there."""
+
+
+@dataclass(slots=True)
+class _Vigil:
+    """What is known of one session.
+
+    Attributes:
+        name: For messages.
+        ask: Asks its server about it.
+        waiting_since_s: The wait that the rest is about.
+        look_at_s: When to ask the server.
+        suspected: Whether the last look found it waiting in vain.
+    """
+
+    name: str
+    ask: AskServer
+    waiting_since_s: float | None = None
+    look_at_s: float = 0.0
+    suspected: bool = False
+
+
+class Watchdog:
+    """A thread that looks after all sessions of a run.
+
+    Args:
+        patience_s: How long a session may wait before the server is asked about it.
+    """
+
+    def __init__(self, patience_s: float) -> None:
+        self._patience_s = patience_s
+        self._lock = Lock()
+        self._watched: WeakKeyDictionary[Session, _Vigil] = WeakKeyDictionary()
+        self._ended = Event()
+        self._thread = Thread(target=self._run, name="watchdog", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # Not joined: it may be asking a server that does not answer, and there is nothing more to look after.
+        self._ended.set()
+
+    def watch(self, session: Session, name: str, ask: AskServer) -> None:
+        """Look after a session until it is closed.
+
+        Args:
+            session: Just opened.
+            name: For messages.
+            ask: Asks its server.
+        """
+        with self._lock:
+            self._watched[session] = _Vigil(name, ask)
+
+    def _run(self) -> None:
+        while not self._ended.wait(min(LOOK_INTERVAL_S, self._patience_s)):
+            overdue = self._overdue(time.monotonic())
+            for ask in {vigil.ask for _, vigil in overdue}:
+                self._judge(ask, [(session, vigil) for session, vigil in overdue if vigil.ask == ask])
+
+    def _overdue(self, now_s: float) -> list[tuple[Session, _Vigil]]:
+        with self._lock:
+            watched = list(self._watched.items())
+        found = []
+        for session, vigil in watched:
+            since_s = session.waiting_since_s
+            if since_s != vigil.waiting_since_s:
+                vigil.waiting_since_s, vigil.suspected = since_s, False
+                vigil.look_at_s = (since_s or 0.0) + self._patience_s
+            if since_s is not None and now_s >= vigil.look_at_s:
+                found.append((session, vigil))
+        return found
+
+    def _judge(self, ask: AskServer, overdue: Iterable[tuple[Session, _Vigil]]) -> None:
+        try:
+            at_work = ask([session for session, _ in overdue])
+        except (psycopg.Error, EtlError):
+            for session, vigil in overdue:
+                self._cut(session, vigil, "it does not answer new connections either")
+            return
+        for session, vigil in overdue:
+            if session in at_work:
+                vigil.look_at_s, vigil.suspected = time.monotonic() + self._patience_s, False
+            elif vigil.suspected:
+                self._cut(session, vigil, "it is waiting for us instead: something was lost on the way")
+            else:
+                # Its answer may have come this moment.
+                vigil.suspected = True
+
+    def _cut(self, session: Session, vigil: _Vigil, why: str) -> None:
+        since_s = vigil.waiting_since_s
+        if since_s is not None and session.waiting_since_s == since_s:
+            waited_s = time.monotonic() - since_s
+            session.cut(f"no answer from the server to session {vigil.name} for {waited_s:.0f} s, and {why}")
