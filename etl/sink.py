@@ -109,6 +109,9 @@ class Ledger(Protocol):
     def is_recorded(self, connection: Connection, committable: Committable) -> bool:
         """Whether the ledger row of exactly this unit (epoch included) is committed."""
 
+    def newest(self, connection: Connection) -> int:
+        """The newest checkpoint of which a unit of this sink is recorded, 0 when there is none."""
+
     def prune(self, connection: Connection, checkpoint_id: int) -> None:
         """Delete ledger rows of this sink that are old enough never to be asked for again; never the newest ones."""
 

@@ -91,10 +91,11 @@ def _final_name(unit: UnitId) -> str:
     return f"{unit.checkpoint_id:012d}-{unit.epoch}-{unit.sink_id}-{unit.subtask}-{unit.job_id}.parquet"
 
 
-def _unit_of(name: str) -> UnitId | None:
+def _unit_of(name: str, *suffixes: str) -> UnitId | None:
+    """The unit of a file that is named like ours, with one of these suffixes besides the usual one."""
     stem, _, suffix = name.removeprefix(".").partition(".parquet")
     numbers, job_id = stem.split("-", 4)[:4], "".join(stem.split("-", 4)[4:])
-    if suffix not in (OPEN_SUFFIX, PREPARED_SUFFIX) or len(numbers) != 4 or not all(map(str.isdecimal, numbers)):
+    if suffix not in suffixes or len(numbers) != 4 or not all(map(str.isdecimal, numbers)):
         return None
     checkpoint_id, epoch, sink_id, subtask = map(int, numbers)
     return UnitId(job_id, epoch, checkpoint_id, sink_id, subtask)
@@ -159,11 +160,17 @@ class _PreparedFiles(PreparedUnits):
         self._directory = directory
 
     def list(self) -> Sequence[UnitId]:
+        return self._units(".*.parquet.*", OPEN_SUFFIX, PREPARED_SUFFIX)
+
+    def _units(self, pattern: str, *suffixes: str) -> Sequence[UnitId]:
         if not self._directory.exists():
             return []
-        units = {_unit_of(path.name) for path in self._directory.glob(".*.parquet.*")}
+        units = {_unit_of(path.name, *suffixes) for path in self._directory.glob(pattern)}
         mine = (self._context.job_id, self._context.sink_id)
         return [unit for unit in units if unit is not None and (unit.job_id, unit.sink_id) == mine]
+
+    def newest(self) -> int:
+        return max((unit.checkpoint_id for unit in self._units("[!.]*.parquet", "")), default=0)
 
     def commit(self, unit: str) -> bool:
         final = self._directory / self._name(unit)

@@ -111,6 +111,10 @@ class _PreparedTransactions(PreparedUnits):
         with self._translated("reading the ledger of"):
             return self._context.ledger.is_recorded(self._connection, committable)
 
+    def newest(self) -> int:
+        with self._translated("reading the ledger of"):
+            return self._context.ledger.newest(self._connection)
+
     def forget(self, committable: Committable) -> None:
         with self._translated("pruning the ledger of"):
             self._context.ledger.prune(self._connection, committable.checkpoint_id)

@@ -80,6 +80,10 @@ class _TransactionDelivery(UnitDelivery):
         with translated(self._context.uid, self._table, "reading the ledger of"):
             return self._context.ledger.is_recorded(self._unit.connection, unit)
 
+    def newest(self) -> int:
+        with translated(self._context.uid, self._table, "reading the ledger of"):
+            return self._context.ledger.newest(self._unit.connection)
+
     def is_ready(self) -> bool:
         """Fence first: the delivering transaction holds the fence at our epoch.
 

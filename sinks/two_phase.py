@@ -101,6 +101,13 @@ class PreparedUnits(ABC):
     def is_committed(self, committable: Committable) -> bool:
         """Whether exactly this unit was committed, by whatever process."""
 
+    def newest(self) -> int:
+        """The newest checkpoint of which a unit of this job and sink is known to be committed.
+
+        One that is newer than the store's own tells that the store was set back. The default, 0, tells nothing.
+        """
+        return 0
+
     def forget(self, committable: Committable) -> None:  # noqa: B027 - a hook that few targets need
         """The unit was committed: what was kept about units long before it may go."""
 
@@ -196,6 +203,7 @@ class _Committer(Committer):
         return rows
 
     def verify(self, completed: Sequence[Committable]) -> None:
+        require_none_ahead(self._context, self._target, self._units.newest())
         for committable in completed:
             if not self._units.is_committed(committable):
                 raise self._lost(str(committable.payload["gid"]), committable)
@@ -229,6 +237,25 @@ class _Committer(Committer):
 
     def close(self) -> None:
         self._units.close()
+
+
+def require_none_ahead(context: SinkContext, target: str, newest: int) -> None:
+    """Refuse a target that has units of checkpoints which the store does not know: it would get their rows again.
+
+    Args:
+        context: The sink's.
+        target: For the message.
+        newest: The newest checkpoint of which the target has a unit.
+
+    Raises:
+        StateError: There are such units.
+    """
+    if newest > context.checkpoint_id:
+        raise StateError(
+            f'sink "{context.uid}", {target}: the target has rows of checkpoint {newest}, and the store knows none'
+            f" after {context.checkpoint_id}: it was restored to an earlier state; nothing was written. Bring store and"
+            " target to the same moment"
+        )
 
 
 def oldest_first(committables: Sequence[Committable]) -> list[Committable]:

@@ -18,6 +18,7 @@ import pyarrow as pa
 from etl.errors import StateError
 from etl.sink import Committable, Committer, Delivery, Sink, SinkContext, SinkWriter, SupportsCommitter
 from sinks.chunker import Chunker
+from sinks.two_phase import require_none_ahead
 
 SEGMENT_ROWS_MAX = 65_536
 SEGMENT_SIZE_BYTES = 1 << 20
@@ -42,6 +43,13 @@ class UnitDelivery(ABC):
     def is_delivered(self, unit: Committable) -> bool | None:  # noqa: ARG002 - the default knows no unit
         """Whether the target itself knows that the unit is there; None when it cannot tell."""
         return None
+
+    def newest(self) -> int:
+        """The newest checkpoint of which the target knows a unit.
+
+        One that is newer than the store's own tells that the store was set back. The default, 0, tells nothing.
+        """
+        return 0
 
     def is_ready(self) -> bool:
         """Asked in recovery before units of former epochs are delivered; False puts them off until after fencing."""
@@ -160,6 +168,7 @@ class _Committer(Committer):
     def verify(self, completed: Sequence[Committable]) -> None:
         for unit in self._context.log.pending(completed):
             self._recover_unit(unit)
+        require_none_ahead(self._context, self._target, self._delivery.newest())
         for unit in completed:
             if self._delivery.is_delivered(unit) is False:
                 raise self._lost(unit)

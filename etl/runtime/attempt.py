@@ -8,7 +8,7 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 
 from etl.clock import Clock
-from etl.errors import StateError, TransientError
+from etl.errors import FencedError, StateError, TransientError
 from etl.graph import JobGraph, SinkNode, SourceNode
 from etl.job import Job
 from etl.operator import Operator
@@ -32,7 +32,7 @@ from etl.store import checkpoints
 from etl.store.checkpoints import CompletedCheckpoint, Restored
 from etl.store.database import Database, StoreConnection
 from etl.store.integrity import require_whole
-from etl.store.lease import Lease, application_name, known_targets, register_sinks, terminate_sessions
+from etl.store.lease import Lease, application_name, known_targets, observe, register_sinks, terminate_sessions
 from etl.store.ledger import DatabaseLedger
 from etl.store.runs import RunTotals, save_totals
 from etl.store.write_ahead_log import DatabaseWriteAheadLog
@@ -197,7 +197,11 @@ class Attempt:
         self._environment.monitor.state_changed("recovering")
         self._emit("recovery.begin", checkpoint=restored.checkpoint_id)
         self._end_former_sessions()
-        visible = recovery.recover(parts, restored, self._fence_store, self._emit)
+        try:
+            visible = recovery.recover(parts, restored, self._fence_store, self._emit)
+        except FencedError as error:
+            self._require_overtaken(error)
+            raise
         rows = sum(visible.values())
         if rows:
             self._environment.warn(
@@ -205,6 +209,16 @@ class Attempt:
                 f" committed {rows} row(s) of it"
             )
         self._settle_sources(restored)
+
+    def _require_overtaken(self, error: FencedError) -> None:
+        """Every epoch comes from the head: a fence above it, while ours is the last one given out, is not its own."""
+        with closing(self._open_session()) as session:
+            if observe(session, self._lease.job_id).epoch == self._lease.epoch:
+                raise StateError(
+                    f"etl.fence of a database is ahead of the store, which gave out epoch {self._lease.epoch} last: the"
+                    " store was restored to an earlier state, or the row was changed by hand; nothing was written."
+                    " Bring store and target to the same moment"
+                ) from error
 
     def _settle_sources(self, restored: Restored) -> None:
         """Refuse what looks like a renamed source: under its new uid it would read everything again."""

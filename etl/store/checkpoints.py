@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, LiteralString
 
 import sqlalchemy as sa
+from psycopg.types.json import Jsonb
 from sqlalchemy.dialects.postgresql import distinct_on
 
 from etl.errors import FencedError
@@ -15,6 +17,27 @@ from etl.store import tables
 from etl.store.database import StoreConnection
 from etl.store.lease import Lease
 from etl.store.tables import RunStatus, Trigger
+
+_KEY: LiteralString = (
+    " FROM (SELECT %(job_id)s::text AS job_id, %(incarnation)s::int8 AS incarnation,"
+    "              %(checkpoint_id)s::int8 AS checkpoint_id) AS key,"
+)
+# Arrays and not one parameter a split: a checkpoint may move more splits than a statement may have parameters.
+_INSERT_POSITIONS: LiteralString = (
+    "INSERT INTO etl.position (job_id, incarnation, uid, split_id, checkpoint_id, position, digest)"
+    " SELECT job_id, incarnation, uid, split_id, checkpoint_id, position, "
+    + tables.POSITION_DIGEST
+    + _KEY
+    + " unnest(%(uids)s::text[], %(splits)s::text[], %(positions)s::jsonb[]) AS moved (uid, split_id, position)"
+)
+_INSERT_COMMITTABLES: LiteralString = (
+    "INSERT INTO etl.committable (job_id, incarnation, checkpoint_id, uid, subtask, epoch, rows, payload, digest)"
+    " SELECT job_id, incarnation, checkpoint_id, uid, subtask, epoch, rows, payload, "
+    + tables.COMMITTABLE_DIGEST
+    + _KEY
+    + " unnest(%(uids)s::text[], %(subtasks)s::int4[], %(epochs)s::int8[], %(rows)s::int8[], %(payloads)s::jsonb[])"
+    " AS staged (uid, subtask, epoch, rows, payload)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,25 +117,41 @@ def record(connection: StoreConnection, lease: Lease, run_id: int, completed: Co
             splits=_splits(connection, lease, completed),
         )
     )
-    positions = [
-        {**key, "uid": uid, "split_id": split_id, "position": dict(completed.positions[uid][split_id])}
-        for uid, split_id in _moved(completed)
-    ]
-    if positions:
-        connection.core.execute(sa.insert(tables.position), positions)
-    committables = [
+    if moved := _moved(completed):
+        _record_positions(connection, key, completed, moved)
+    if completed.committables:
+        _record_committables(connection, key, completed.committables)
+
+
+def _record_positions(
+    connection: StoreConnection,
+    key: Mapping[str, Any],
+    completed: CompletedCheckpoint,
+    moved: Sequence[tuple[str, str]],
+) -> None:
+    connection.driver.execute(
+        _INSERT_POSITIONS,
         {
             **key,
-            "uid": one.uid,
-            "subtask": one.subtask,
-            "epoch": one.epoch,
-            "rows": one.rows,
-            "payload": dict(one.payload),
-        }
-        for one in completed.committables
-    ]
-    if committables:
-        connection.core.execute(sa.insert(tables.committable), committables)
+            "uids": [uid for uid, _ in moved],
+            "splits": [split_id for _, split_id in moved],
+            "positions": [Jsonb(dict(completed.positions[uid][split_id])) for uid, split_id in moved],
+        },
+    )
+
+
+def _record_committables(connection: StoreConnection, key: Mapping[str, Any], units: Sequence[Committable]) -> None:
+    connection.driver.execute(
+        _INSERT_COMMITTABLES,
+        {
+            **key,
+            "uids": [one.uid for one in units],
+            "subtasks": [one.subtask for one in units],
+            "epochs": [one.epoch for one in units],
+            "rows": [one.rows for one in units],
+            "payloads": [Jsonb(dict(one.payload)) for one in units],
+        },
+    )
 
 
 def _moved(completed: CompletedCheckpoint) -> list[tuple[str, str]]:
@@ -120,10 +159,7 @@ def _moved(completed: CompletedCheckpoint) -> list[tuple[str, str]]:
 
 
 def _splits(connection: StoreConnection, lease: Lease, completed: CompletedCheckpoint) -> int:
-    """How many splits have a position with this checkpoint: those of the one before, and those that are new.
-
-    Arrays and not one parameter a split: a checkpoint may move more splits than a statement may have parameters.
-    """
+    """How many splits have a position with this checkpoint: those of the one before, and those that are new."""
     moved = _moved(completed)
     row = connection.driver.execute(
         "SELECT coalesce((SELECT splits FROM etl.checkpoint WHERE job_id = %(job)s AND incarnation = %(incarnation)s"

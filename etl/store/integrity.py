@@ -1,13 +1,15 @@
-"""Whether the stored cut is whole: what was deleted or turned back by hand is noticed before anything is read.
+"""Whether the stored cut is whole: what was deleted or changed by hand is noticed before anything is read.
 
-Every checkpoint counts the rows that belong to it, in the transaction that writes them. A position that is missing
-would make a source read again what the target has; a missing handle would roll back rows of a completed checkpoint.
+Every checkpoint counts the rows that belong to it, in the transaction that writes them, and each of these rows has a
+digest of what it says. A position that is missing or changed would make a source read again what the target has, or
+leave something out; a missing handle would roll back rows of a completed checkpoint.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import LiteralString
 
 import sqlalchemy as sa
 
@@ -18,6 +20,9 @@ from etl.store.database import StoreConnection
 from etl.store.lease import Lease
 
 _CURE = "rows were deleted or changed by hand; nothing was read: put them back, from a backup of the store"
+_MINE: LiteralString = " WHERE job_id = %s AND incarnation = %s AND digest <> "
+_EDITED_POSITION: LiteralString = " FROM etl.position" + _MINE + tables.POSITION_DIGEST
+_EDITED_COMMITTABLE: LiteralString = " FROM etl.committable" + _MINE + tables.COMMITTABLE_DIGEST
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +47,8 @@ def require_whole(connection: StoreConnection, lease: Lease, restored: Restored)
     if not lease.checkpoint_id:
         return
     newest = kept[-1]
+    _require_unchanged(connection, lease)
     _require("committable", lease.checkpoint_id, newest.units, len(restored.committables))
-    _require_objects(restored)
     written = _positions_written(connection, lease)
     for row in kept:
         _require("position", row.checkpoint_id, row.positions, written.get(row.checkpoint_id, 0))
@@ -66,15 +71,22 @@ def _require_head(kept: Sequence[_Counted], lease: Lease) -> None:
         )
 
 
-def _require_objects(restored: Restored) -> None:
-    """JSON has more kinds of values than were ever stored; ``null`` would even pass for no position at all."""
-    for uid, splits in restored.positions.items():
-        for split_id, position in splits.items():
-            if not isinstance(position, dict):
-                raise StateError(f'etl.position: that of source "{uid}", split "{split_id}", is no object: {_CURE}')
-    for one in restored.committables:
-        if not isinstance(one.payload, dict):
-            raise StateError(f'etl.committable: the payload of sink "{one.uid}" is no object: {_CURE}')
+def _require_unchanged(connection: StoreConnection, lease: Lease) -> None:
+    """A position that somebody has edited may be a fine one, only not that of the rows in the target."""
+    mine = [lease.job_id, lease.incarnation]
+    edited = connection.driver.execute("SELECT uid, split_id, checkpoint_id" + _EDITED_POSITION, mine).fetchone()
+    if edited is not None:
+        uid, split_id, number = edited
+        raise StateError(
+            f'etl.position: that of source "{uid}", split "{split_id}", checkpoint {number}, is not the one that was'
+            f" written: {_CURE}"
+        )
+    edited = connection.driver.execute("SELECT uid, checkpoint_id" + _EDITED_COMMITTABLE, mine).fetchone()
+    if edited is not None:
+        uid, number = edited
+        raise StateError(
+            f'etl.committable: that of sink "{uid}", checkpoint {number}, is not the one that was written: {_CURE}'
+        )
 
 
 def _require(table: str, checkpoint_id: int, counted: int, found: int, what: str = "rows") -> None:

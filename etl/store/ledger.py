@@ -81,6 +81,16 @@ class DatabaseLedger:
         ).fetchone()
         return row is not None
 
+    def newest(self, connection: Connection) -> int:
+        """See :meth:`etl.sink.Ledger.newest`."""
+        row = connection.execute(
+            "SELECT coalesce(max(checkpoint_id), 0) FROM etl.commit_ledger"
+            " WHERE job_id = %s AND incarnation = %s AND sink_id = %s",
+            [self._job_id, self._incarnation, self._sink_id],
+        ).fetchone()
+        assert row is not None
+        return int(row[0])
+
     def prune(self, connection: Connection, checkpoint_id: int) -> None:
         """See :meth:`etl.sink.Ledger.prune`."""
         connection.execute(

@@ -11,6 +11,7 @@ The migrations own the schema; a test asserts that both yield the same one. Four
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import LiteralString
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import BYTEA, JSONB
@@ -136,6 +137,7 @@ position = sa.Table(
     sa.Column("split_id", sa.Text, primary_key=True),
     sa.Column("checkpoint_id", sa.BigInteger, primary_key=True),
     sa.Column("position", JSONB, nullable=False),
+    sa.Column("digest", BYTEA, nullable=False),
 )
 
 committable = sa.Table(
@@ -149,7 +151,19 @@ committable = sa.Table(
     sa.Column("epoch", sa.BigInteger, nullable=False),
     sa.Column("rows", sa.BigInteger, nullable=False),
     sa.Column("payload", JSONB, nullable=False),
+    sa.Column("digest", BYTEA, nullable=False),
 )
+
+POSITION_DIGEST: LiteralString = (
+    "sha256(convert_to(jsonb_build_array(job_id, incarnation, uid, split_id, checkpoint_id, position)::text, 'UTF8'))"
+)
+"""What ``digest`` must be in a row of ``etl.position``."""
+
+COMMITTABLE_DIGEST: LiteralString = (
+    "sha256(convert_to("
+    "jsonb_build_array(job_id, incarnation, checkpoint_id, uid, subtask, epoch, rows, payload)::text, 'UTF8'))"
+)
+"""What ``digest`` must be in a row of ``etl.committable``."""
 
 fence = sa.Table(
     "fence",

@@ -16,7 +16,7 @@ import pyarrow.ipc
 from psycopg import sql
 from psycopg.rows import tuple_row
 
-from etl.errors import InternalError
+from etl.errors import InternalError, StateError
 from etl.sink import Committable, Connection, Ledger
 from etl.store.read_ahead import read_ahead
 from etl.transaction import begin, commit, transaction
@@ -128,10 +128,19 @@ class DatabaseWriteAheadLog:
                 self._unit(committable),
                 binary=True,
             )
-            batches = (batch for (segment,) in cursor for batch in pa.ipc.open_stream(segment))
+            batches = (batch for (segment,) in cursor for batch in self._decoded(segment, committable))
             # The server sends the next segments while the target takes the rows of these.
             with read_ahead(batches, READ_AHEAD_BATCHES) as taken:
                 yield taken
+
+    def _decoded(self, segment: bytes, committable: Committable) -> Iterator[pa.RecordBatch]:
+        try:
+            yield from pa.ipc.open_stream(segment)
+        except (pa.ArrowInvalid, OSError) as error:
+            raise StateError(
+                f'etl.write_ahead_log: a segment of sink "{self._uid}", checkpoint {committable.checkpoint_id}, is not'
+                f" one that was written ({error}): put it back, from a backup of the store"
+            ) from error
 
     def prune(self, committable: Committable) -> None:
         """See :meth:`etl.sink.WriteAheadLog.prune`."""

@@ -79,6 +79,9 @@ def plain_context(
 class SinkContract(ABC):
     """What both suites ask of the sink under test."""
 
+    tells_newest: ClassVar[bool] = False
+    """Whether the target itself remembers its newest checkpoint, and so can tell that the store was set back."""
+
     @abstractmethod
     def make_sink(self) -> Sink:
         """The declaration; its target exists and is empty when a test begins."""
@@ -171,6 +174,17 @@ class SinkContract(ABC):
             assert self.visible_rows() == [1]
             committer.commit(second)
         assert self.visible_rows() == [1, 2]
+
+    def test_target_that_is_ahead_of_the_store_is_refused_where_it_can_tell(self) -> None:
+        units = [self.stage_unit(number, number) for number in (1, 2)]
+        with self.committer(checkpoint_id=2) as committer:
+            for unit in units:
+                committer.commit(unit)
+        with self.committer(epoch=2, checkpoint_id=1) as committer:
+            if self.tells_newest:
+                assert "rows of checkpoint 2" in _state_error(lambda: committer.verify(units[:1]))
+            else:
+                committer.verify(units[:1])
 
     def test_empty_unit_leaves_nothing(self) -> None:
         with self.writer() as writer:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from etl.store.tables import COMMITTABLE_DIGEST, POSITION_DIGEST
 from tests.faults import oracle
 from tests.faults.arena import Arena
 from tests.faults.cases import THOROUGH, Undisturbed
@@ -74,9 +75,11 @@ WHILE_RUNNING = {
 """After the first of three checkpoints."""
 
 
-def position(value: str) -> str:
+def position(value: str, *, forged: bool = True) -> str:
     """Give the newest position another value."""
-    return f"UPDATE etl.position SET position = {value} WHERE {{mine}} AND checkpoint_id = 2"
+    newest = "WHERE {mine} AND checkpoint_id = 2"
+    forge = f"; UPDATE etl.position SET digest = {POSITION_DIGEST} {newest}"
+    return f"UPDATE etl.position SET position = {value} {newest}" + forge * forged
 
 
 def offset(value: str) -> str:
@@ -84,21 +87,38 @@ def offset(value: str) -> str:
     return position(f"jsonb_set(position, '{{offset}}', {value})")
 
 
-def handle(change: str) -> str:
+def handle(change: str, *, forged: bool = True) -> str:
     """Change the handle of the newest checkpoint."""
-    return f"UPDATE etl.committable SET {change} WHERE {{mine}} AND checkpoint_id = 2"
+    newest = "WHERE {mine} AND checkpoint_id = 2"
+    forge = f"; UPDATE etl.committable SET digest = {COMMITTABLE_DIGEST} {newest}"
+    return f"UPDATE etl.committable SET {change} {newest}" + forge * forged
 
 
 BETWEEN_RUNS = {
     "fence lowered": Edit("UPDATE etl.fence SET epoch = 0 WHERE {mine}", (EXACT,), kinds=("transactional", "upsert")),
     "fence negative": Edit("UPDATE etl.fence SET epoch = -9 WHERE {mine}", (EXACT,), kinds=("write-ahead", "upsert")),
     "fence raised": Edit(
-        "UPDATE etl.fence SET epoch = 99 WHERE {mine}", (FENCED, FENCED), "was overtaken", ("transactional", "upsert")
+        "UPDATE etl.fence SET epoch = 99 WHERE {mine}",
+        (STATE, STATE),
+        "etl.fence of a database is ahead",
+        ("transactional", "upsert"),
     ),
     "fence deleted": Edit("DELETE FROM etl.fence WHERE {mine}", (EXACT,), kinds=("write-ahead", "transactional")),
     "position empty": Edit(position("'{}'"), (STATE,), "the stored position is not one of a file"),
-    "position a list": Edit(position("'[]'"), (STATE,), "etl.position: "),
-    "position null": Edit(position("'null'"), (STATE,), "etl.position: "),
+    "position a list": Edit(position("'[]'", forged=False), (STATE,), "etl.position: "),
+    "position null": Edit(position("'null'", forged=False), (STATE,), "etl.position: "),
+    "position of the checkpoint before": Edit(
+        position("(SELECT position FROM etl.position WHERE {mine} AND checkpoint_id = 1)", forged=False),
+        (STATE,),
+        'etl.position: that of source "orders", split "',
+    ),
+    "position with the digest of the checkpoint before": Edit(
+        "UPDATE etl.position SET (position, digest) ="
+        " (SELECT position, digest FROM etl.position WHERE {mine} AND checkpoint_id = 1)"
+        " WHERE {mine} AND checkpoint_id = 2",
+        (STATE,),
+        'etl.position: that of source "orders", split "',
+    ),
     "position without number": Edit(offset("""'"x"'"""), (STATE,), "the stored position is not one of a file"),
     "position negative": Edit(offset("'-5'"), (STATE,), "the stored position contradicts itself"),
     "position at the start": Edit(offset("'0'"), (STATE,), "the stored position contradicts itself"),
@@ -107,17 +127,22 @@ BETWEEN_RUNS = {
     ),
     "position beyond the end": Edit(offset("'99999'"), (STATE,), "was truncated or replaced"),
     "position of another source": Edit(
-        "UPDATE etl.position SET uid = 'orders2' WHERE {mine}", (STATE,), "a renamed source would read everything again"
+        f"UPDATE etl.position SET uid = 'orders2' WHERE {{mine}}; UPDATE etl.position SET digest = {POSITION_DIGEST}",
+        (STATE,),
+        "a renamed source would read everything again",
     ),
     "position nobody counted": Edit(
-        "INSERT INTO etl.position SELECT job_id, incarnation, 'nobody', split_id, 1, position FROM etl.position"
-        " WHERE {mine} LIMIT 1",
+        "INSERT INTO etl.position SELECT job_id, incarnation, 'nobody', split_id, 1, position, digest"
+        f" FROM etl.position WHERE {{mine}} LIMIT 1; UPDATE etl.position SET digest = {POSITION_DIGEST}",
         (STATE,),
         "etl.position: checkpoint 1 has counted 1 rows, and 2 are there",
     ),
     "payload empty": Edit(handle("payload = '{}'"), (STATE,), "may have uncommitted rows", STAGED),
-    "payload a list": Edit(handle("payload = '[1]'"), (STATE,), "etl.committable: ", STAGED),
-    "payload null": Edit(handle("payload = 'null'"), (STATE,), "etl.committable: ", STAGED),
+    "payload a list": Edit(handle("payload = '[1]'", forged=False), (STATE,), "etl.committable: ", STAGED),
+    "payload null": Edit(handle("payload = 'null'", forged=False), (STATE,), "etl.committable: ", STAGED),
+    "handle of fewer rows": Edit(
+        handle("rows = 1", forged=False), (STATE,), 'etl.committable: that of sink "appended", checkpoint 2', STAGED
+    ),
     "payload of another gid": Edit(
         handle("""payload = payload || '{"gid": "etl:nonsense"}'"""), (STATE,), "ALARM", ("two-phase",)
     ),
@@ -133,7 +158,10 @@ BETWEEN_RUNS = {
         "UPDATE etl.write_ahead_log SET epoch = 50 WHERE {mine}", (STATE,), "ALARM", ("write-ahead",)
     ),
     "log made nonsense": Edit(
-        "UPDATE etl.write_ahead_log SET segment = '\\x00' WHERE {mine}", (STATE,), "", ("write-ahead",)
+        "UPDATE etl.write_ahead_log SET segment = '\\x00' WHERE {mine}",
+        (STATE,),
+        'etl.write_ahead_log: a segment of sink "appended", checkpoint 2',
+        ("write-ahead",),
     ),
 }
 """After a run that was killed with the second of three checkpoints completed and not yet visible."""

@@ -45,16 +45,21 @@ class _OnStage:
 
 
 class TestTwoPhaseCommitSink(_OnStage, TwoPhaseSinkContract):
+    tells_newest = True
+
     def make_sink(self) -> Sink:
         return TwoPhaseCommitSink(PostgresTable("out"))
 
 
 class TestTwoPhaseCommitSinkThatUpserts(_OnStage, TwoPhaseSinkContract):
+    tells_newest = True
+
     def make_sink(self) -> Sink:
         return TwoPhaseCommitSink(PostgresTable("out", key=["id"]))
 
 
 class TestWriteAheadSink(_OnStage, WriteAheadSinkContract):
+    tells_newest = True
     exactly_once = True
 
     def make_sink(self) -> Sink:
@@ -62,6 +67,7 @@ class TestWriteAheadSink(_OnStage, WriteAheadSinkContract):
 
 
 class TestParquetFiles(TwoPhaseSinkContract):
+    tells_newest = True
     directory: Path
 
     @pytest.fixture(autouse=True)

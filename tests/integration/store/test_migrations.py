@@ -78,6 +78,8 @@ def test_upgrade_counts_what_former_checkpoints_hold(store_url: str) -> None:
     with psycopg.connect(store_url, autocommit=True) as connection:
         connection.execute("ALTER TABLE etl.checkpoint DROP COLUMN units, DROP COLUMN positions, DROP COLUMN splits")
         connection.execute("ALTER TABLE etl.sink DROP COLUMN target")
+        connection.execute("ALTER TABLE etl.position DROP COLUMN digest")
+        connection.execute("ALTER TABLE etl.committable DROP COLUMN digest")
         connection.execute("UPDATE etl.alembic_version SET version_num = '0001'")
         connection.execute("INSERT INTO etl.job VALUES ('0123456789abcdef', 'old')")
         connection.execute(
