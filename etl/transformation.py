@@ -188,12 +188,10 @@ class WithColumns(Transformation):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Map(Transformation):
-    """One row for each row, by a Python function."""
+class _OfRows(Transformation):
+    """What is done by a Python function that is given one row after another."""
 
-    kind = "map"
-
-    function: RowFunction
+    function: RowFunction | RowsFunction
     declared: Mapping[str, str] | None = None
 
     def output_schema(self, inputs: Sequence[Schema]) -> Schema:
@@ -207,22 +205,21 @@ class Map(Transformation):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class FlatMap(Transformation):
+class Map(_OfRows):
+    """One row for each row, by a Python function."""
+
+    kind = "map"
+
+    function: RowFunction
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FlatMap(_OfRows):
     """Any number of rows for each row, by a Python function."""
 
     kind = "flat_map"
 
     function: RowsFunction
-    declared: Mapping[str, str] | None = None
-
-    def output_schema(self, inputs: Sequence[Schema]) -> Schema:
-        """The declared columns, or the input's."""
-        _require_callable(self, self.function)
-        return _declared(self, self.declared) or inputs[0]
-
-    def describe(self) -> str:
-        """The function."""
-        return f"{self.kind} {_shown(self.function)}"
 
 
 @dataclass(frozen=True, slots=True, eq=False)

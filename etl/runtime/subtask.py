@@ -264,7 +264,41 @@ class SourceSubtask(Subtask):
         self._reader.close()
 
 
-class OperatorSubtask(Subtask):
+class AlignedSubtask(Subtask):
+    """Takes the batches of its inputs as they come, and each barrier once, when all inputs have come to it."""
+
+    def __init__(self, uid: str, report: Report, gate: InputGate, mode: CheckpointMode) -> None:
+        super().__init__(uid, report)
+        self._gate = gate
+        self._aligner = Aligner(len(gate.channels), mode)
+
+    def _loop(self) -> None:
+        while not self._aligner.ended:
+            index, element = self._gate.get(self._aligner.blocked)
+            if isinstance(element, Barrier):
+                barrier = self._aligner.barrier(index, element)
+            elif isinstance(element, EndOfInput):
+                barrier = self._aligner.end(index)
+            else:
+                self._take(element)
+                continue
+            if barrier is not None:
+                self._pass(barrier)
+        self._end()
+
+    @abstractmethod
+    def _take(self, batch: pa.RecordBatch) -> None:
+        """Rows of the unit between two barriers."""
+
+    @abstractmethod
+    def _pass(self, barrier: Barrier) -> None:
+        """All rows before the barrier were taken, and none behind it, as far as the mode promises."""
+
+    def _end(self) -> None:
+        """Every input has ended."""
+
+
+class OperatorSubtask(AlignedSubtask):
     """Runs a chain of operators over its aligned inputs."""
 
     def __init__(
@@ -276,30 +310,20 @@ class OperatorSubtask(Subtask):
         chain: Sequence[Operator],
         outputs: Sequence[Channel],
     ) -> None:
-        super().__init__(uid, report)
-        self._gate = gate
-        self._aligner = Aligner(len(gate.channels), mode)
+        super().__init__(uid, report, gate, mode)
         self._chain = chain
         self._outputs = outputs
 
-    def _loop(self) -> None:
-        while not self._aligner.ended:
-            index, element = self._gate.get(self._aligner.blocked)
-            if isinstance(element, Barrier):
-                barrier = self._aligner.barrier(index, element)
-            elif isinstance(element, EndOfInput):
-                barrier = self._aligner.end(index)
-            else:
-                self._process(element)
-                continue
-            if barrier is not None:
-                _send(self._outputs, barrier)
-        _send(self._outputs, EndOfInput())
-
-    def _process(self, batch: pa.RecordBatch) -> None:
+    def _take(self, batch: pa.RecordBatch) -> None:
         for result in _through(self._chain, batch):
             if result.num_rows:
                 _send(self._outputs, result)
+
+    def _pass(self, barrier: Barrier) -> None:
+        _send(self._outputs, barrier)
+
+    def _end(self) -> None:
+        _send(self._outputs, EndOfInput())
 
     def close(self) -> None:
         """See :meth:`Subtask.close`."""
@@ -315,33 +339,22 @@ def _through(chain: Sequence[Operator], batch: pa.RecordBatch) -> Iterable[pa.Re
     )
 
 
-class SinkSubtask(Subtask):
+class SinkSubtask(AlignedSubtask):
     """Writes batches and stages a unit at each barrier; the next unit begins at once."""
 
     def __init__(
         self, uid: str, report: Report, gate: InputGate, mode: CheckpointMode, writer: SinkWriter, emit: Emit
     ) -> None:
-        super().__init__(uid, report)
-        self._gate = gate
-        self._aligner = Aligner(len(gate.channels), mode)
+        super().__init__(uid, report, gate, mode)
         self._writer = writer
         self._emit = emit
         self._rows_reported = 0
 
-    def _loop(self) -> None:
-        while not self._aligner.ended:
-            index, element = self._gate.get(self._aligner.blocked)
-            if isinstance(element, Barrier):
-                barrier = self._aligner.barrier(index, element)
-            elif isinstance(element, EndOfInput):
-                barrier = self._aligner.end(index)
-            else:
-                self._writer.write(element)
-                continue
-            if barrier is not None:
-                self._stage(barrier.checkpoint_id)
+    def _take(self, batch: pa.RecordBatch) -> None:
+        self._writer.write(batch)
 
-    def _stage(self, checkpoint_id: int) -> None:
+    def _pass(self, barrier: Barrier) -> None:
+        checkpoint_id = barrier.checkpoint_id
         self._emit("sink.barrier", uid=self.uid, checkpoint=checkpoint_id)
         committable = self._writer.prepare_commit(checkpoint_id)
         rows = self._writer.rows - self._rows_reported

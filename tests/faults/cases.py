@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from etl.sink import CheckpointMode
 from tests.faults import oracle
 from tests.faults.arena import OCCURRENCE_VARIABLE, Arena
-from tests.faults.fault import Action, Fault, RunResult, Step
+from tests.faults.fault import Action, Fault, RunRequest, RunResult, Step
 from tests.faults.oracle import State
+from tests.faults.steps import CASES
 
 THOROUGH = bool(os.environ.get("ETL_FAULTS_THOROUGH"))
 """Whether every fault is tried at every step; otherwise those that take seconds are tried at a sample of steps."""
@@ -87,6 +88,14 @@ SAMPLE = frozenset(
     }
 )
 """Steps that differ in what is open, locked or staged at the server: enough for faults that take seconds."""
+
+SAMPLED = [(kind, step) for kind, step in CASES if step in SAMPLE]
+
+
+def asking(arena: Arena, undisturbed: Undisturbed, kind: str, step: str) -> RunRequest:
+    """A run that asks at its second such step."""
+    occurrence = min(2, undisturbed.result(kind).count(step))
+    return arena.case(kind, Fault(Action.ASK, step, occurrence), restarts=1000)
 
 
 def thorough(cases: Sequence[tuple[str, str]], sample: Collection[str]) -> list[tuple[str, str]]:

@@ -12,6 +12,7 @@ from psycopg import sql
 from tests.faults.arena import Arena, open_arena
 from tests.faults.cases import Undisturbed
 from tests.faults.crashing import TEMPLATE, CrashingServer, require_programs
+from tests.faults.wire import Wire, wired
 
 
 @pytest.fixture(scope="session")
@@ -32,6 +33,13 @@ def arena(worker_arena: Arena) -> Iterator[Arena]:
     """The worker's arena; whatever a failed test leaves is removed."""
     yield worker_arena
     worker_arena.clean()
+
+
+@pytest.fixture
+def wire(arena: Arena) -> Iterator[Wire]:
+    """A network to the server that the test disturbs."""
+    with wired(arena.store_url, arena.store) as made:
+        yield made
 
 
 @pytest.fixture

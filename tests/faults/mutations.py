@@ -57,8 +57,10 @@ def _no_compare_and_set() -> None:
 
 
 def _no_epoch() -> None:
-    def claim(original: Any, session: StoreConnection, job_id: str, expected_epoch: int) -> lease.Lease | None:
-        claimed = original(session, job_id, expected_epoch)
+    def claim(
+        original: Any, session: StoreConnection, job_id: str, expected_epoch: int, failed: int = 0
+    ) -> lease.Lease | None:
+        claimed = original(session, job_id, expected_epoch, failed)
         if claimed is None or claimed.epoch == 1:
             return cast("lease.Lease | None", claimed)
         session.driver.execute("UPDATE etl.head SET epoch = 1 WHERE job_id = %s", [job_id])

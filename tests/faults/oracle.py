@@ -7,8 +7,7 @@ that lie before the positions of a completed checkpoint.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +18,7 @@ from psycopg.rows import scalar_row
 from tests.faults.arena import Arena, Connection
 from tests.faults.fault import RunRequest
 from tests.faults.jobs import ALL_KINDS, Kind, Row, Rows, Target, rows_before
+from tests.support.databases import one_snapshot
 from tests.support.waiting import wait_until
 
 Offsets = Mapping[str, Mapping[str, int]]
@@ -82,7 +82,7 @@ def visible_rows(arena: Arena, target: Target) -> Rows:
 def check_interrupted(arena: Arena, request: RunRequest, undisturbed: State) -> None:
     """Right after a kill, while the server may still carry out what the dead process sent last."""
     kind = ALL_KINDS[request.kind]
-    with _one_snapshot(arena.store):
+    with one_snapshot(arena.store):
         # The other database is looked at first: between the two looks the dead run can only get further by one step.
         seen = {target: visible_rows(arena, target) for target in sorted(kind.targets, key=lambda one: not one.other)}
         state = read_state(arena.store, request.job)
@@ -100,15 +100,6 @@ def _allowed_checkpoints(target: Target, state: State) -> list[int]:
     # With the look at the other database a moment earlier, the head may have moved once in between.
     lag = int(target.late) + int(target.other)
     return list(range(max(0, state.checkpoint - lag), state.checkpoint + 1))
-
-
-@contextmanager
-def _one_snapshot(connection: Connection) -> Iterator[None]:
-    connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-    try:
-        yield
-    finally:
-        connection.execute("COMMIT")
 
 
 # --- after the job was run again --------------------------------------------------------------------------------------

@@ -20,8 +20,8 @@ sessions of its own, in snapshots (REPEATABLE READ) and statement by statement (
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Self
@@ -32,6 +32,7 @@ from psycopg import sql
 from etl.sink import CheckpointMode
 from tests.faults.fault import RunRequest
 from tests.faults.jobs import BATCH_ROWS, FILES, KINDS, Kind, Row, Rows, Target, by_key, rows_before
+from tests.support.databases import one_snapshot
 
 Connection = psycopg.Connection[Any]
 Offsets = dict[str, dict[str, int]]
@@ -205,7 +206,7 @@ class Judge:
         before = self._head_of(store)
         elsewhere = {one: _rows_of(other, one) for one in targets if one.other}
         if isolation is Isolation.SNAPSHOT:
-            with _snapshot(store):
+            with one_snapshot(store):
                 after = self._head_of(store)
                 self._learn(store, after)
                 here = {one: (_rows_of(store, one), after) for one in targets if not one.other}
@@ -311,12 +312,3 @@ def _differences(rows: Rows, allowed: Mapping[int, Rows]) -> str:
 def _rows_of(connection: Connection, target: Target) -> Rows:
     query = sql.SQL("SELECT id, key, amount FROM {}").format(sql.Identifier(target.table))
     return Rows(connection.execute(query).fetchall())
-
-
-@contextmanager
-def _snapshot(connection: Connection) -> Iterator[None]:
-    connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-    try:
-        yield
-    finally:
-        connection.execute("COMMIT")

@@ -186,10 +186,8 @@ def test_edit_while_a_run_is_at_work(arena: Arena, undisturbed: Undisturbed, nam
         assert run.asked() is not None
         apply(arena, edit, request)
         run.answer()
-        result = run.wait()
+        result = run.end(edit.exit_codes[0])
 
-        assert result is not None
-        assert result.exit_code == edit.exit_codes[0], result.trace
         if len(edit.exit_codes) == 1 or edit.exit_codes[0] == STATE:
             assert edit.told in result.error
         require_no_row_wrong(arena, request, expected, done=result.exit_code == EXACT)

@@ -33,6 +33,7 @@ class Harm:
     symptom: str
 
 
+AHEAD = "the target has rows of checkpoint 2, and the store knows none after 1"
 LOG_LEFT = "rows are left in the log"
 HARM: Mapping[Mutant, Harm] = {
     Mutant.NO_FENCE: Harm("write-ahead", Met(("source.batch", 4), ("run.ending", 1)), LOG_LEFT),
@@ -52,7 +53,7 @@ HARM: Mapping[Mutant, Harm] = {
     Mutant.TOUCH_NEWER: Harm(
         "two-phase", Met(("recovery.sessions_ended", 1), ("sink.prepared", 1)), "second run exited with 70"
     ),
-    Mutant.COMMIT_ALL: Harm("two-phase", Killed([("sink.prepared", 2)]), "appended has too much"),
+    Mutant.COMMIT_ALL: Harm("two-phase", Killed([("sink.prepared", 2)]), AHEAD),
     Mutant.ROLLBACK_ALL: Harm("two-phase", Killed([("checkpoint.completed", 2)]), "run after the fault exited with 70"),
     Mutant.ABSENT_IS_DONE: Harm(
         "two-phase", Killed([("checkpoint.completed", 2)], rolled_back=True), "rows are gone, and the run after exits"
@@ -60,7 +61,7 @@ HARM: Mapping[Mutant, Harm] = {
     Mutant.COMPLETE_BEFORE_PREPARE: Harm(
         "two-phase", Killed([("checkpoint.completed", 2)]), "run after the fault exited with 70"
     ),
-    Mutant.COMMIT_BEFORE_COMPLETE: Harm("two-phase", Killed([("checkpoint.completing", 2)]), "appended has too much"),
+    Mutant.COMMIT_BEFORE_COMPLETE: Harm("two-phase", Killed([("checkpoint.completing", 2)]), AHEAD),
     Mutant.TWO_TRANSACTIONS: Harm("transactional", Killed([("checkpoint.head_advanced", 2)]), "appended has too much"),
     Mutant.LOG_WITHOUT_EPOCH: Harm(
         "write-ahead", Met(("recovery.sessions_ended", 1), ("sink.prepared", 1)), "second run exited with 70"

@@ -68,9 +68,7 @@ def test_overtaken_run_is_fenced_when_its_sessions_could_not_be_ended(
         assert rows == target.expected(expected.rows(KINDS[kind], expected.checkpoint))
         assert oracle.sessions(arena.store) != [], "nothing is left that the fence would have to stop"
         stopped.go_on()
-        result = stopped.wait()
-        assert result is not None
-        assert result.exit_code == FENCED, result.trace
+        stopped.end(FENCED)
         assert oracle.visible_rows(arena, target) == rows
         oracle.check_done(arena, request, expected)
 

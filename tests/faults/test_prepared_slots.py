@@ -58,10 +58,8 @@ def test_run_waits_for_slots_that_strangers_hold(crash_arena: Arena, undisturbed
             assert run.asked() == "attempt.restarting"
             give_back()
             run.answer()
-            result = run.wait()
+            result = run.end(restarts=1)
 
-        assert result is not None
-        assert (result.exit_code, result.restarts) == (0, 1), result.trace
         assert any(": 53200: maximum number of prepared transactions" in warning for warning in result.warnings)
         oracle.check_done(arena, request, expected)
 
@@ -78,10 +76,8 @@ def test_run_names_the_lack_of_slots_when_its_restarts_are_used_up(
         assert run.asked() is not None
         with all_slots_taken(arena.store):
             run.answer()
-            result = run.wait()
+            result = run.end(OTHER, restarts=2)
 
-            assert result is not None
-            assert (result.exit_code, result.restarts) == (OTHER, 2), result.trace
             assert ": 53200: maximum number of prepared transactions" in result.error
             oracle.check_interrupted(arena, request, expected)
             refused = arena.again(request.without_faults())
@@ -120,10 +116,8 @@ def test_gid_that_a_stranger_has_taken_is_refused_by_name(
         connection.execute("BEGIN; CREATE TABLE strange (); ")
         connection.execute(sql.SQL("PREPARE TRANSACTION {}").format(sql.Literal(gid)))
         run.answer()
-        result = run.wait()
+        result = run.end(CONFIGURATION)
 
-        assert result is not None
-        assert result.exit_code == CONFIGURATION, result.trace
         assert f'42710: transaction identifier "{gid}" is already in use' in result.error
         oracle.check_interrupted(arena, request, expected)
         arena.finish(request)

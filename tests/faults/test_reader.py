@@ -24,10 +24,8 @@ def test_undisturbed_run_shows_each_checkpoint_as_a_whole(arena: Arena, undistur
         while run.asked():
             reader.look_again()
             run.answer()
-        result = run.wait()
+        run.end()
 
-    assert result is not None
-    assert result.exit_code == 0, result.trace
     state = oracle.read_state(arena.store, request.job)
     for target in KINDS[kind].targets:
         wholes = [target.expected(state.rows(KINDS[kind], number)) for number in range(state.checkpoint + 1)]

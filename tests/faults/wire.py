@@ -13,12 +13,14 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import Any
 
 import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from tests.faults.fault import RunRequest
 from tests.faults.proxy import ProxiedConnection, Proxy, end
 
 _SO_ATTACH_FILTER, _SO_DETACH_FILTER = 26, 27
@@ -119,6 +121,11 @@ class Wire(Proxy):
         """End all connections."""
         self.go_on()
         super().close()
+
+
+def over(wire: Wire, request: RunRequest) -> RunRequest:
+    """The same run over the wire."""
+    return replace(request, store_url=wire.conninfo(request.store_url), other_url=wire.conninfo(request.other_url))
 
 
 def _drop_packets(one: socket.socket) -> None:

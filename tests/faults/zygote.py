@@ -126,6 +126,14 @@ class ChildRun:
         """Wait for the end; the result, or None when it was killed."""
         return self.ended(self._zygote.status_of(self))
 
+    def end(self, exit_code: int = 0, restarts: int | None = None) -> RunResult:
+        """Wait for the end, which must be of its own making and with this exit code, after so many restarts."""
+        result = self.wait()
+        assert result is not None, f"{self.request} was killed"
+        assert result.exit_code == exit_code, result.trace
+        assert restarts in (None, result.restarts), result.trace
+        return result
+
     def ended(self, status: int) -> RunResult | None:
         """Take the result of a run whose end was waited for; None when it was killed."""
         assert not os.WIFSTOPPED(status), f"{self.request} stands still"

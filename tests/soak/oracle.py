@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from tests.faults.oracle import check_nothing_left
 from tests.soak import truth
 from tests.soak.files import InputFile, Row, read_input
 from tests.soak.truth import Rows
+from tests.support.databases import one_snapshot
 
 Connection = psycopg.Connection[Any]
 Offsets = Mapping[str, int]
@@ -154,7 +154,7 @@ class Reading:
 def check_interrupted(world: World) -> Head:
     """Nobody is at work, but the server may still carry out what a dead process sent last."""
     sinks = sorted(world.job.sinks, key=lambda sink: not sink.other)
-    with _one_snapshot(world.arena.store):
+    with one_snapshot(world.arena.store):
         # The other database is looked at first: between the two looks a dead run can only get further by one step.
         seen = {sink: world.visible(sink) for sink in sinks}
         head = world.head()
@@ -197,15 +197,6 @@ def check_early(sink: DescribedSink, rows: Rows, reading: Reading, low: int, hig
 def difference(rows: Rows, whole: Rows) -> str:
     """What is there too often and too rarely, in words."""
     return f"{list((rows - whole).elements())} too much and {list((whole - rows).elements())} missing"
-
-
-@contextmanager
-def _one_snapshot(connection: Connection) -> Iterator[None]:
-    connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-    try:
-        yield
-    finally:
-        connection.execute("COMMIT")
 
 
 def check_told(world: World, pid: int, result: RunResult) -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 from tests.faults.described import DescribedSink
 from tests.faults.reader import Connection, Isolation, Judge
 from tests.soak.oracle import Head, Reading, World, check_whole, read_head, visible_rows
 from tests.soak.truth import Rows
+from tests.support.databases import one_snapshot
 
 
 @dataclass(slots=True)
@@ -26,7 +26,7 @@ class Watch(Judge):
         assert world is not None
         low = self._head_now(store)
         seen = {sink: visible_rows(other, sink) for sink in world.job.sinks if sink.other}
-        with _snapshot(store) if isolation is Isolation.SNAPSHOT else _nothing():
+        with one_snapshot(store) if isolation is Isolation.SNAPSHOT else nullcontext():
             here = self._head_now(store) if isolation is Isolation.SNAPSHOT else low
             seen |= {sink: visible_rows(store, sink) for sink in world.job.sinks if not sink.other}
             high = self._head_now(store)
@@ -59,17 +59,3 @@ class Watch(Judge):
         if sink.versioned:
             back = [row for row in former if versions[row[1]] < row[2]]
             assert not back, f"{sink.uid} went back from {back}"
-
-
-@contextmanager
-def _snapshot(connection: Connection) -> Iterator[None]:
-    connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-    try:
-        yield
-    finally:
-        connection.execute("COMMIT")
-
-
-@contextmanager
-def _nothing() -> Iterator[None]:
-    yield

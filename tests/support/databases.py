@@ -31,6 +31,16 @@ def fresh_database(server_url: str, template: str = "template0") -> Iterator[str
         drop_database(server_url, name)
 
 
+@contextmanager
+def one_snapshot(connection: Connection) -> Iterator[None]:
+    """What is read in the block is of one moment."""
+    connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+    try:
+        yield
+    finally:
+        connection.execute("COMMIT")
+
+
 def create_database(server_url: str, name: str, template: str = "template0") -> None:
     """Create a database; ``template`` must have no connections."""
     statement = sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(sql.Identifier(name), sql.Identifier(template))

@@ -33,7 +33,11 @@ def try_exclusive(path: Path) -> int | None:
     Returns:
         A descriptor that holds the lock until it is closed here and in all that inherited it; None if others hold it.
     """
-    descriptor = _open(path)
+    return try_lock(_open(path))
+
+
+def try_lock(descriptor: int) -> int | None:
+    """The same of a file or directory that is open already; closes it when others hold the lock."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

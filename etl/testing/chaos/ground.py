@@ -8,7 +8,6 @@ whose lock is free was left by one that was killed, and is removed by the next o
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import secrets
@@ -30,6 +29,7 @@ from etl.sink import Connection, Scratch
 from etl.sqlstate import translate
 from etl.store import lease, tables
 from etl.store.database import Database
+from etl.store.embedded.locks import try_lock
 from etl.transaction import rollback_prepared, transaction
 
 SCHEMA_PREFIX = "etl_chaos_"
@@ -253,9 +253,4 @@ def _try_lock(directory: Path) -> int | None:
         descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except FileNotFoundError:
         return None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        return None
-    return descriptor
+    return try_lock(descriptor)
