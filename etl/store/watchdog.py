@@ -3,7 +3,7 @@
 A peer that is gone is noticed by the kernel: nothing is confirmed, and the connection ends. Behind a proxy, a middlebox
 or a frozen server everything may be confirmed and nothing answered. So the server is asked, over another connection,
 about a session that has waited for long: one that is at work there (a long statement, a lock, a standby that has not
-confirmed yet) may go on; one that the server thinks to be waiting for *us* will never hear anything.
+confirmed yet) may go on; one of which the server thinks that it waits for *us* will never hear anything.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class Watchdog:
             if session in at_work:
                 vigil.look_at_s, vigil.suspected = time.monotonic() + self._patience_s, False
             elif vigil.suspected:
-                self._cut(session, vigil, "it is waiting for us instead: something was lost on the way")
+                self._cut(session, vigil, "it is not at work on it: something was lost on the way")
             else:
                 # Its answer may have come this moment.
                 vigil.suspected = True

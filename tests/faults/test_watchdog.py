@@ -40,7 +40,7 @@ def test_session_whose_answer_was_lost_is_cut(watched: Connection, wire: Wire) -
     wire.swallow()
 
     with pytest.raises(
-        psycopg.OperationalError, match=r"no answer .* to session etl:watched for \d+ s, and it is wait"
+        psycopg.OperationalError, match=r"no answer .* to session etl:watched for \d+ s, and it is not at work on it"
     ):
         watched.execute("SELECT 1")
 
