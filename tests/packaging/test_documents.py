@@ -98,7 +98,7 @@ def test_readme_gives_two_commands_that_set_up_everything_in_one_line() -> None:
 
     assert (first.count("\n"), second.count("\n")) == (1, 1)
     assert first.rstrip().endswith(" && .venv/bin/etl run jobs.flights")
-    assert second.rstrip().endswith(" && .venv/bin/pytest -q -n 2")
+    assert second.rstrip().endswith(" && .venv/bin/pytest -q -n 3")
 
 
 def test_ci_runs_the_test_command_of_the_readme() -> None:
