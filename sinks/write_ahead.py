@@ -166,9 +166,9 @@ class _Committer(Committer):
         return rows
 
     def verify(self, completed: Sequence[Committable]) -> None:
+        require_none_ahead(self._context, self._target, self._delivery.newest())
         for unit in self._context.log.pending(completed):
             self._recover_unit(unit)
-        require_none_ahead(self._context, self._target, self._delivery.newest())
         for unit in completed:
             if self._delivery.is_delivered(unit) is False:
                 raise self._lost(unit)
