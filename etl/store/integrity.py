@@ -48,6 +48,7 @@ def require_whole(connection: StoreConnection, lease: Lease, restored: Restored)
         return
     newest = kept[-1]
     _require_unchanged(connection, lease)
+    _require_objects(restored)
     _require("committable", lease.checkpoint_id, newest.units, len(restored.committables))
     written = _positions_written(connection, lease)
     for row in kept:
@@ -87,6 +88,17 @@ def _require_unchanged(connection: StoreConnection, lease: Lease) -> None:
         raise StateError(
             f'etl.committable: that of sink "{uid}", checkpoint {number}, is not the one that was written: {_CURE}'
         )
+
+
+def _require_objects(restored: Restored) -> None:
+    """What was edited before there were digests got one all the same; ``null`` would even pass for no position."""
+    for uid, splits in restored.positions.items():
+        for split_id, position in splits.items():
+            if not isinstance(position, dict):
+                raise StateError(f'etl.position: that of source "{uid}", split "{split_id}", is no object: {_CURE}')
+    for one in restored.committables:
+        if not isinstance(one.payload, dict):
+            raise StateError(f'etl.committable: the payload of sink "{one.uid}" is no object: {_CURE}')
 
 
 def _require(table: str, checkpoint_id: int, counted: int, found: int, what: str = "rows") -> None:

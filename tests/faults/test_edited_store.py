@@ -105,8 +105,9 @@ BETWEEN_RUNS = {
     ),
     "fence deleted": Edit("DELETE FROM etl.fence WHERE {mine}", (EXACT,), kinds=("write-ahead", "transactional")),
     "position empty": Edit(position("'{}'"), (STATE,), "the stored position is not one of a file"),
-    "position a list": Edit(position("'[]'", forged=False), (STATE,), "etl.position: "),
-    "position null": Edit(position("'null'", forged=False), (STATE,), "etl.position: "),
+    "position a list": Edit(position("'[]'"), (STATE,), "is no object"),
+    "position null": Edit(position("'null'"), (STATE,), "is no object"),
+    "position null and unsealed": Edit(position("'null'", forged=False), (STATE,), "is not the one that was written"),
     "position of the checkpoint before": Edit(
         position("(SELECT position FROM etl.position WHERE {mine} AND checkpoint_id = 1)", forged=False),
         (STATE,),
@@ -138,8 +139,8 @@ BETWEEN_RUNS = {
         "etl.position: checkpoint 1 has counted 1 rows, and 2 are there",
     ),
     "payload empty": Edit(handle("payload = '{}'"), (STATE,), "may have uncommitted rows", STAGED),
-    "payload a list": Edit(handle("payload = '[1]'", forged=False), (STATE,), "etl.committable: ", STAGED),
-    "payload null": Edit(handle("payload = 'null'", forged=False), (STATE,), "etl.committable: ", STAGED),
+    "payload a list": Edit(handle("payload = '[1]'"), (STATE,), "is no object", STAGED),
+    "payload null": Edit(handle("payload = 'null'"), (STATE,), "is no object", STAGED),
     "handle of fewer rows": Edit(
         handle("rows = 1", forged=False), (STATE,), 'etl.committable: that of sink "appended", checkpoint 2', STAGED
     ),
