@@ -52,7 +52,8 @@ class Job:
         mode: What is promised about each record after a failure.
         checkpoint: How often checkpoints are taken.
         restart: How failed attempts are repeated.
-        owner_timeout_s: A run whose heartbeat stands still for so long may be replaced by another one.
+        owner_timeout_s: A run whose heartbeat stands still for so long may be replaced by another one; after so long
+            without an answer to one of its own sessions, a run asks the server what that session does.
         forget: Uids of former sources whose stored positions are given up on purpose.
         base_dir: Directory for relative paths of sources and sinks; the working directory unless a loader sets it.
         module_file: The file that made this object.

@@ -91,23 +91,37 @@ class Database:
         return session
 
     def _connect(self, application_name: str) -> Session:
-        conninfo = make_conninfo(
-            self._url,
-            application_name=application_name,
-            connect_timeout=self._parts.get("connect_timeout") or CONNECT_TIMEOUT_S,
-            **self._dead_peer,
-        )
         try:
-            return Session.connect(conninfo, autocommit=True, prepare_threshold=None)
+            return self._start_session(application_name)
         except psycopg.OperationalError as error:
             reason = redact(str(error)).strip().replace("\n", " ")
             raise DatabaseUnreachableError(
                 f"database {self.name} ({self.safe_url}) is not reachable: {reason}"
             ) from None
 
+    def _start_session(self, application_name: str) -> Session:
+        conninfo = make_conninfo(
+            self._url,
+            application_name=application_name,
+            connect_timeout=self._parts.get("connect_timeout") or CONNECT_TIMEOUT_S,
+            **self._dead_peer,
+        )
+        return Session.connect(conninfo, autocommit=True, prepare_threshold=None)
+
     def _at_work(self, sessions: Collection[Session]) -> set[Session]:
-        """Those that do not wait for their client, as the server sees it, over a connection of its own."""
-        with closing(self._connect("etl:watchdog")) as asking:
+        """Those that do not wait for their client, as the server sees it, over a connection of its own.
+
+        Raises:
+            psycopg.OperationalError: Nobody answers.
+        """
+        try:
+            asking = self._start_session("etl:watchdog")
+        except psycopg.errors.ConnectionTimeout:
+            raise
+        except psycopg.OperationalError:
+            # That is an answer, if only that there are too many connections: nothing is known of the sessions.
+            return set(sessions)
+        with closing(asking):
             limit = Timer(ASK_TIMEOUT_S, asking.cut, [f"no answer for {ASK_TIMEOUT_S} s"])
             limit.daemon = True
             limit.start()

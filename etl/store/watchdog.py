@@ -18,7 +18,6 @@ from weakref import WeakKeyDictionary
 
 import psycopg
 
-from etl.errors import EtlError
 from etl.store.session import Session
 
 LOOK_INTERVAL_S = 1.0
@@ -29,7 +28,7 @@ AskServer = Callable[[Collection[Session]], set[Session]]
 
 
 @dataclass(slots=True)
-class _Vigil:
+class _Watched:
     """What is known of one session.
 
     Attributes:
@@ -57,7 +56,7 @@ class Watchdog:
     def __init__(self, patience_s: float) -> None:
         self._patience_s = patience_s
         self._lock = Lock()
-        self._watched: WeakKeyDictionary[Session, _Vigil] = WeakKeyDictionary()
+        self._watched: WeakKeyDictionary[Session, _Watched] = WeakKeyDictionary()
         self._ended = Event()
         self._thread = Thread(target=self._run, name="watchdog", daemon=True)
 
@@ -80,45 +79,45 @@ class Watchdog:
             ask: Asks its server.
         """
         with self._lock:
-            self._watched[session] = _Vigil(name, ask)
+            self._watched[session] = _Watched(name, ask)
 
     def _run(self) -> None:
         while not self._ended.wait(min(LOOK_INTERVAL_S, self._patience_s)):
             overdue = self._overdue(time.monotonic())
-            for ask in {vigil.ask for _, vigil in overdue}:
-                self._judge(ask, [(session, vigil) for session, vigil in overdue if vigil.ask == ask])
+            for ask in {watched.ask for _, watched in overdue}:
+                self._judge(ask, [(session, watched) for session, watched in overdue if watched.ask == ask])
 
-    def _overdue(self, now_s: float) -> list[tuple[Session, _Vigil]]:
+    def _overdue(self, now_s: float) -> list[tuple[Session, _Watched]]:
         with self._lock:
-            watched = list(self._watched.items())
+            sessions = list(self._watched.items())
         found = []
-        for session, vigil in watched:
+        for session, watched in sessions:
             since_s = session.waiting_since_s
-            if since_s != vigil.waiting_since_s:
-                vigil.waiting_since_s, vigil.suspected = since_s, False
-                vigil.look_at_s = (since_s or 0.0) + self._patience_s
-            if since_s is not None and now_s >= vigil.look_at_s:
-                found.append((session, vigil))
+            if since_s != watched.waiting_since_s:
+                watched.waiting_since_s, watched.suspected = since_s, False
+                watched.look_at_s = (since_s or 0.0) + self._patience_s
+            if since_s is not None and now_s >= watched.look_at_s:
+                found.append((session, watched))
         return found
 
-    def _judge(self, ask: AskServer, overdue: Iterable[tuple[Session, _Vigil]]) -> None:
+    def _judge(self, ask: AskServer, overdue: Iterable[tuple[Session, _Watched]]) -> None:
         try:
             at_work = ask([session for session, _ in overdue])
-        except (psycopg.Error, EtlError):
-            for session, vigil in overdue:
-                self._cut(session, vigil, "it does not answer new connections either")
+        except psycopg.Error:
+            for session, watched in overdue:
+                self._cut(session, watched, "it does not answer new connections either")
             return
-        for session, vigil in overdue:
+        for session, watched in overdue:
             if session in at_work:
-                vigil.look_at_s, vigil.suspected = time.monotonic() + self._patience_s, False
-            elif vigil.suspected:
-                self._cut(session, vigil, "it is not at work on it: something was lost on the way")
+                watched.look_at_s, watched.suspected = time.monotonic() + self._patience_s, False
+            elif watched.suspected:
+                self._cut(session, watched, "it is not at work on it: something was lost on the way")
             else:
                 # Its answer may have come this moment.
-                vigil.suspected = True
+                watched.suspected = True
 
-    def _cut(self, session: Session, vigil: _Vigil, why: str) -> None:
-        since_s = vigil.waiting_since_s
+    def _cut(self, session: Session, watched: _Watched, why: str) -> None:
+        since_s = watched.waiting_since_s
         if since_s is not None and session.waiting_since_s == since_s:
             waited_s = time.monotonic() - since_s
-            session.cut(f"no answer from the server to session {vigil.name} for {waited_s:.0f} s, and {why}")
+            session.cut(f"no answer from the server to session {watched.name} for {waited_s:.0f} s, and {why}")

@@ -9,6 +9,7 @@ from threading import Thread
 
 import psycopg
 import pytest
+from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
 from etl.store.database import Database
@@ -90,6 +91,17 @@ def test_session_of_another_role_is_given_the_benefit_of_the_doubt(arena: Arena,
     with Watchdog(PATIENCE_S) as watchdog:
         database = Database(wire.conninfo(url), "store").for_run(60.0, watchdog)
         with closing(database.connect("etl:watched")) as session:
+            assert session.execute("SELECT 1 FROM pg_sleep(%s)", [WORK_S]).fetchone() == (1,)
+
+
+def test_session_is_waited_for_when_the_server_refuses_to_be_asked(arena: Arena, ordinary: str, wire: Wire) -> None:
+    arena.store.execute(sql.SQL("ALTER ROLE {} CONNECTION LIMIT 1").format(sql.Identifier(ordinary)))
+    url = make_conninfo(arena.store_url, user=ordinary, password=ordinary)
+    with Watchdog(PATIENCE_S) as watchdog:
+        database = Database(wire.conninfo(url), "store").for_run(60.0, watchdog)
+        with closing(database.connect("etl:watched")) as session:
+            with pytest.raises(psycopg.OperationalError, match="too many connections for role"):
+                psycopg.connect(url)
             assert session.execute("SELECT 1 FROM pg_sleep(%s)", [WORK_S]).fetchone() == (1,)
 
 
