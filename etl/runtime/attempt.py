@@ -199,8 +199,8 @@ class Attempt:
         self._end_former_sessions()
         try:
             visible = recovery.recover(parts, restored, self._fence_store, self._emit)
-        except FencedError as error:
-            self._require_overtaken(error)
+        except (FencedError, StateError) as error:
+            self._require_ownership(error)
             raise
         rows = sum(visible.values())
         if rows:
@@ -210,15 +210,18 @@ class Attempt:
             )
         self._settle_sources(restored)
 
-    def _require_overtaken(self, error: FencedError) -> None:
-        """Every epoch comes from the head: a fence above it, while ours is the last one given out, is not its own."""
+    def _require_ownership(self, error: FencedError | StateError) -> None:
+        """Tell what a newer run has done from what is wrong: every epoch comes from the head, and it alone decides."""
         with closing(self._open_session()) as session:
-            if observe(session, self._lease.job_id).epoch == self._lease.epoch:
-                raise StateError(
-                    f"etl.fence of a database is ahead of the store, which gave out epoch {self._lease.epoch} last: the"
-                    " store was restored to an earlier state, or the row was changed by hand; nothing was written."
-                    " Bring store and target to the same moment"
-                ) from error
+            owned = observe(session, self._lease.job_id).epoch == self._lease.epoch
+        if not owned:
+            raise FencedError(f"epoch {self._lease.epoch} was overtaken by a newer run of the job") from error
+        if isinstance(error, FencedError):
+            raise StateError(
+                f"etl.fence of a database is ahead of the store, which gave out epoch {self._lease.epoch} last: the"
+                " store was restored to an earlier state, or the row was changed by hand; nothing was written."
+                " Bring store and target to the same moment"
+            ) from error
 
     def _settle_sources(self, restored: Restored) -> None:
         """Refuse what looks like a renamed source: under its new uid it would read everything again."""

@@ -46,6 +46,8 @@ def test_one_of_many_starts_at_once_works(arena: Arena, undisturbed: Undisturbed
         ("two-phase", "source.batch", 4),
         ("write-ahead", "source.batch", 4),
         ("write-ahead", "checkpoint.completed", 1),
+        ("two-phase", "recover.listed", 2),
+        ("write-ahead", "recover.listed", 2),
     ],
 )
 def test_overtaken_run_is_fenced_when_its_sessions_could_not_be_ended(
