@@ -16,11 +16,18 @@ from benchmarks.process import ChildFailedError
 from benchmarks.report import Report
 from benchmarks.server import NoPsqlError, Server, open_server
 from benchmarks.startup import run_startup
+from benchmarks.state import StateOptions, run_state
+from benchmarks.state_contenders import BYTEWAX, make_bytewax_python
 
 _NAMES = [pair.name for pair in PAIRS]
 _ROWS = 10_000_000
 _UPSERT_ROWS = 4_000_000
 _GROWTH_ROWS = 2_000_000
+_STATE_ROWS = 5_000_000
+_FUNCTION_ROWS = 2_000_000
+_CHANGE_ROWS = 20_000_000
+_FEW_KEYS = 100_000
+_MANY_KEYS = 1_000_000
 _ROUNDS = 5
 _COULD_NOT_MEASURE = 2
 
@@ -95,6 +102,47 @@ def load(
 def startup(context: click.Context, rounds: int, cache_dir: Path, as_json: bool) -> None:
     """How long ``etl --help`` takes, and a run that finds nothing new."""
     _finish(context, lambda server, work_dir: run_startup(server, rounds, cache_dir, work_dir), as_json=as_json)
+
+
+@main.command()
+@_count("--rows", _STATE_ROWS, "Rows that are added up by expressions, and by polars.")
+@_count("--function-rows", _FUNCTION_ROWS, "Rows that are added up by a Python function, and by Bytewax.")
+@_count("--change-rows", _CHANGE_ROWS, "Rows that hit one in a hundred of many keys.")
+@_count("--few-keys", _FEW_KEYS, "Keys to add up by.")
+@_count("--many-keys", _MANY_KEYS, "Keys to add up by, and to remember while few of them change.")
+@_rounds
+@click.option(
+    "--bytewax-python",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="An interpreter that has Bytewax and psycopg; by default one is made below the cache directory, by pip.",
+)
+@click.option("--without-bytewax", is_flag=True, help=f"Measure without Bytewax {BYTEWAX}, and without its bounds.")
+@_cache
+@_json
+@click.pass_context
+def state(
+    context: click.Context,
+    rows: int,
+    function_rows: int,
+    change_rows: int,
+    few_keys: int,
+    many_keys: int,
+    rounds: int,
+    bytewax_python: Path | None,
+    without_bytewax: bool,
+    cache_dir: Path,
+    as_json: bool,
+) -> None:
+    """Sums by key against Bytewax and polars, checkpoints of changes, and their restore."""
+
+    def run(server: Server, work_dir: Path) -> Report:
+        python = None if without_bytewax else bytewax_python or make_bytewax_python(cache_dir)
+        options = StateOptions(
+            rows, function_rows, change_rows, few_keys, many_keys, rounds, cache_dir, work_dir, python
+        )
+        return run_state(server, options)
+
+    _finish(context, run, as_json=as_json)
 
 
 def _finish(context: click.Context, run: Callable[[Server, Path], Report], *, as_json: bool) -> NoReturn:

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
         TransientError,
     )
     from etl.graph import JobGraph
-    from etl.job import Job, Stream
+    from etl.job import Job, KeyedStream, Stream
+    from etl.keyed import Emission, ListState, MapState, ValueState
     from etl.policy import CheckpointPolicy, RestartPolicy
     from etl.sink import CheckpointMode
 
@@ -32,26 +33,36 @@ __all__ = [
     "CheckpointPolicy",
     "ConfigurationError",
     "DatabaseUnreachableError",
+    "Emission",
     "EtlError",
     "FenceBlockedError",
     "FencedError",
     "InternalError",
     "Job",
     "JobGraph",
+    "KeyedStream",
+    "ListState",
+    "MapState",
     "RecordError",
     "RestartPolicy",
     "StateError",
     "Stream",
     "TransientError",
+    "ValueState",
 ]
 
 _HOMES = {
     "CheckpointMode": "etl.sink",
     "CheckpointPolicy": "etl.policy",
+    "Emission": "etl.keyed",
     "Job": "etl.job",
     "JobGraph": "etl.graph",
+    "KeyedStream": "etl.job",
+    "ListState": "etl.keyed",
+    "MapState": "etl.keyed",
     "RestartPolicy": "etl.policy",
     "Stream": "etl.job",
+    "ValueState": "etl.keyed",
 }
 
 

@@ -6,10 +6,11 @@ nothing is opened or read on the way.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from etl.errors import ConfigurationError, Finding
+from etl.keyed import Aggregate, Stateful
 from etl.schema import Schema
 from etl.sink import Sink
 from etl.source import Source
@@ -29,7 +30,10 @@ class SourceNode:
 
 @dataclass(frozen=True, slots=True)
 class TransformationNode:
-    """What happens to rows; ``inputs`` are node ids, ``schema`` is what it yields, ids look like ``filter-1``."""
+    """What happens to rows; ``inputs`` are node ids, ``schema`` is what it yields.
+
+    Ids look like ``filter-1``; that of a stateful transformation is its uid.
+    """
 
     id: str
     transformation: Transformation
@@ -40,6 +44,18 @@ class TransformationNode:
     def location(self) -> Location:
         """Where the user declared it."""
         return self.transformation.location
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorNode(TransformationNode):
+    """A transformation that keeps state under its uid."""
+
+    transformation: Stateful
+
+    @property
+    def uid(self) -> str:
+        """Names the state."""
+        return self.transformation.uid
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +92,11 @@ class JobGraph:
     def sinks(self) -> tuple[SinkNode, ...]:
         """Sinks in the order of declaration."""
         return tuple(node for node in self.nodes if isinstance(node, SinkNode))
+
+    @property
+    def operators(self) -> tuple[OperatorNode, ...]:
+        """Transformations that keep state, in the order of declaration."""
+        return tuple(node for node in self.nodes if isinstance(node, OperatorNode))
 
     def node(self, node_id: str) -> Node:
         """The node with this id.
@@ -159,7 +180,7 @@ class _Builder:
         self.findings: list[Finding] = []
         self._declarations = declarations
         self._built: dict[int, Node] = {}
-        self._taken = {item.uid for item in declarations if not isinstance(item, DeclaredTransformation)}
+        self._taken = {uid for _, uid, _ in _named(declarations)}
         self._counts: dict[str, int] = {}
 
     def build(self) -> JobGraph:
@@ -195,7 +216,7 @@ class _Builder:
 
     def _transformation(self, declared: DeclaredTransformation) -> TransformationNode | None:
         transformation = declared.transformation
-        node_id = self._fresh_id(transformation.kind)
+        node_id = transformation.uid if isinstance(transformation, Stateful) else self._fresh_id(transformation.kind)
         inputs = [self._built[index] for index in declared.inputs if index in self._built]
         if len(inputs) < len(declared.inputs):
             return None
@@ -208,7 +229,24 @@ class _Builder:
         except ConfigurationError as error:
             self._adopt(str(transformation), error)
             return None
-        return TransformationNode(node_id, transformation, tuple(node.id for node in inputs), schema)
+        origins = tuple(node.id for node in inputs)
+        if isinstance(transformation, Stateful):
+            node = OperatorNode(node_id, transformation, origins, schema)
+            return node if self._aggregates_events(node) else None
+        return TransformationNode(node_id, transformation, origins, schema)
+
+    def _aggregates_events(self, node: OperatorNode) -> bool:
+        """Results are emitted again whenever they change: who adds them up counts them as often."""
+        if not isinstance(node.transformation, Aggregate):
+            return True
+        graph = JobGraph(tuple(self._built.values()))
+        before = [one for input_id in node.inputs for one in graph.upstream(input_id)]
+        results = [one for one in before if isinstance(one, OperatorNode) and isinstance(one.transformation, Aggregate)]
+        for one in results:
+            problem = f'it would count the results of "{one.uid}" again each time they change'
+            cure = "aggregate the rows that those results are made of, or look at results with process(…)"
+            self.findings.append(node.transformation.finding(problem, cure))
+        return not results
 
     def _sink(self, declared: DeclaredSink) -> SinkNode | None:
         if not _is_a(declared.sink, Sink):
@@ -238,11 +276,7 @@ class _Builder:
 
     def _check_uids(self) -> None:
         first: dict[str, Location] = {}
-        for declaration in self._declarations:
-            if isinstance(declaration, DeclaredTransformation):
-                continue
-            role = "source" if isinstance(declaration, DeclaredSource) else "sink"
-            uid, location = declaration.uid, declaration.location
+        for role, uid, location in _named(self._declarations):
             subject = f'{role} "{uid}" at {location}' if uid else f"{role} at {location}"
             problem = _uid_problem(uid)
             if problem is not None:
@@ -283,6 +317,18 @@ class _Builder:
                 problem = f'sink "{other.uid}" at {other.location} writes to {target[1]} as well'
                 cure = "write both streams through one union"
                 self.findings.append(Finding(f'sink "{node.uid}" at {node.location}', problem, cure))
+
+
+def _named(declarations: Sequence[Declaration]) -> Iterable[tuple[str, str, Location]]:
+    """Role, uid and place of everything whose positions, state or commits are stored."""
+    for declaration in declarations:
+        match declaration:
+            case DeclaredTransformation(transformation=Stateful() as stateful):
+                yield stateful.kind, stateful.uid, stateful.location
+            case DeclaredSource():
+                yield "source", declaration.uid, declaration.location
+            case DeclaredSink():
+                yield "sink", declaration.uid, declaration.location
 
 
 def _is_a(what: object, kind: type) -> bool:

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import assert_never
 
-from etl.graph import JobGraph, SinkNode, SourceNode, TransformationNode
+from etl.graph import JobGraph, OperatorNode, SinkNode, SourceNode, TransformationNode, inputs_of
+from etl.keyed import Aggregate
 from etl.sink import CheckpointMode, Delivery
 
 
@@ -69,7 +70,8 @@ class ClassicRow:
 
 def guarantee_of(graph: JobGraph, mode: CheckpointMode, sink: SinkNode) -> SinkGuarantee:
     """The end-to-end guarantee of one sink of a validated job."""
-    links = [*_source_links(graph, sink), _mode_link(mode), *_function_links(graph, sink), _delivery_of(sink)]
+    steps = [*_function_links(graph, sink), *_state_links(graph, sink)]
+    links = [*_source_links(graph, sink), _mode_link(mode), *steps, _delivery_of(sink)]
     # the sort is stable: among equals the order of the data's way stays
     ordered = sorted(links, key=lambda link: link.guarantee.strength)
     return SinkGuarantee(sink.uid, ordered[0].guarantee, tuple(link.reason for link in ordered))
@@ -192,6 +194,33 @@ def _function_links(graph: JobGraph, sink: SinkNode) -> Iterable[Link]:
 def _non_deterministic(graph: JobGraph, sink: SinkNode) -> Sequence[str]:
     nodes = (node for node in graph.upstream(sink.id) if isinstance(node, TransformationNode))
     return [f'"{node.id}"' for node in nodes if not node.transformation.deterministic]
+
+
+def _state_links(graph: JobGraph, sink: SinkNode) -> Iterable[Link]:
+    """What is remembered is part of the checkpoint; only rows that were visible before it can differ on a replay."""
+    nodes = [node for node in graph.upstream(sink.id) if isinstance(node, OperatorNode)]
+    for node in nodes:
+        yield Link(Guarantee.EXACTLY_ONCE, f'"{node.uid}": its state is stored with the positions')
+        if sink.sink.delivery in (Delivery.DIRECT, Delivery.IDEMPOTENT) and _depends_on_arrival(graph, node):
+            reason = (
+                f'"{node.uid}" depends on the order in which rows of several inputs arrive: a replay may leave other'
+                " rows beside those already visible"
+            )
+            yield Link(Guarantee.AT_LEAST_ONCE, reason)
+
+
+def _depends_on_arrival(graph: JobGraph, node: OperatorNode) -> bool:
+    """Whether it lets the first row of a key pass, or judges each row by those before, and chance decides the order.
+
+    An aggregation is not among them: it emits a key again and again, and the last row of it is what stays.
+    """
+    if isinstance(node.transformation, Aggregate):
+        return False
+    before = [one for one in graph.upstream(node.id) if one.id != node.id]
+    exchanged = [one for one in before if isinstance(one, OperatorNode)]
+    return any(len(inputs_of(one)) > 1 for one in before) or any(
+        one.transformation.keys != node.transformation.keys for one in exchanged
+    )
 
 
 def _delivery_of(sink: SinkNode) -> Link:

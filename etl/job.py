@@ -5,13 +5,23 @@ Nothing runs here. A job module may be imported, explained and tested without a 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
 from etl.errors import ConfigurationError, Finding
 from etl.graph import Declaration, DeclaredSink, DeclaredSource, DeclaredTransformation, JobGraph, build_graph
+from etl.keyed import (
+    PARALLELISM_MAX,
+    Aggregate,
+    Deduplicate,
+    Emission,
+    KeyFunction,
+    Process,
+    Stateful,
+    StateSpec,
+)
 from etl.lazy import LazyModule
 from etl.policy import CheckpointPolicy, RestartPolicy
 from etl.schedule import schedule_problem
@@ -52,9 +62,11 @@ class Job:
         mode: What is promised about each record after a failure.
         checkpoint: How often checkpoints are taken.
         restart: How failed attempts are repeated.
+        parallelism: Number of subtasks of each operator that keeps state and declares no other number. It may change
+            from run to run; the result is the same.
         owner_timeout_s: A run whose heartbeat stands still for so long may be replaced by another one; after so long
             without an answer to one of its own sessions, a run asks the server what that session does.
-        forget: Uids of former sources whose stored positions are given up on purpose.
+        forget: Uids of former sources and operators whose stored positions or state are given up on purpose.
         base_dir: Directory for relative paths of sources and sinks; the working directory unless a loader sets it.
         module_file: The file that made this object.
     """
@@ -67,6 +79,7 @@ class Job:
         mode: CheckpointMode = CheckpointMode.EXACTLY_ONCE,
         checkpoint: CheckpointPolicy = CheckpointPolicy(),  # noqa: B008 - immutable
         restart: RestartPolicy = RestartPolicy(),  # noqa: B008 - immutable
+        parallelism: int = 1,
         owner_timeout_s: float = 30.0,
         forget: Sequence[str] = (),
     ) -> None:
@@ -76,6 +89,7 @@ class Job:
         self.mode = mode
         self.checkpoint = checkpoint
         self.restart = restart
+        self.parallelism = parallelism
         self.owner_timeout_s = owner_timeout_s
         self.forget = tuple(forget)
         self.base_dir = Path()
@@ -119,7 +133,23 @@ class Job:
         if not 0.1 <= self.owner_timeout_s < float("inf"):
             problem = f"{self.owner_timeout_s!r} is not a finite number of at least 0.1"
             findings.append(Finding("owner_timeout_s", problem, "choose another value"))
+        if not _is_parallelism(self.parallelism):
+            findings.append(
+                Finding("parallelism", f"{self.parallelism!r} is not 1 to {PARALLELISM_MAX}", "choose another")
+            )
+        findings += self._stateful_findings()
         return findings
+
+    def _stateful_findings(self) -> Iterator[Finding]:
+        for declaration in self._declarations:
+            match declaration:
+                case DeclaredTransformation(transformation=Stateful() as stateful):
+                    if stateful.parallelism is not None and not _is_parallelism(stateful.parallelism):
+                        problem = f"parallelism {stateful.parallelism!r} is not 1 to {PARALLELISM_MAX}"
+                        yield stateful.finding(problem, "choose another number")
+                    if self.mode is CheckpointMode.AT_MOST_ONCE:
+                        problem = "in mode at-most-once positions are stored before the state that belongs to them"
+                        yield stateful.finding(problem, "choose another mode, or another job for the state")
 
     def _declare(self, declaration: Declaration) -> Stream:
         self._declarations.append(declaration)
@@ -235,6 +265,25 @@ class Stream:
         inputs = (self._index, *(other._index for other in others))
         return self._job._declare(DeclaredTransformation(Union(location), inputs))
 
+    def key_by(self, *columns: str) -> KeyedStream:
+        """The rows by key, for operators that remember something of each key.
+
+        Args:
+            columns: Names of columns; NULL is a key like any other. Compute others with ``with_columns`` before.
+        """
+        return KeyedStream(self, columns)
+
+    def deduplicate(self, uid: str, keys: Sequence[str] | str, *, parallelism: int | None = None) -> Stream:
+        """The first row of each key and no other, over all runs of the job.
+
+        Args:
+            uid: Name of the operator within the job; the keys it has seen are stored under it.
+            keys: Columns that make the key; NULL is a key like any other.
+            parallelism: Number of subtasks; the job's when left out.
+        """
+        columns = (keys,) if isinstance(keys, str) else tuple(keys)
+        return self._then(Deduplicate(Location.of_caller(), uid, columns, parallelism=parallelism))
+
     def write(self, uid: str, sink: Sink) -> None:
         """Write the rows.
 
@@ -249,6 +298,94 @@ class Stream:
 
     def __repr__(self) -> str:
         return f"Stream({self._job!r}, {self._index})"
+
+
+class KeyedStream:
+    """Rows by key; see :meth:`Stream.key_by`."""
+
+    def __init__(self, stream: Stream, keys: tuple[str, ...]) -> None:
+        self._stream = stream
+        self._keys = keys
+
+    def aggregate(
+        self,
+        uid: str,
+        *,
+        schema: Mapping[str, str] | None = None,
+        emit: Emission | str = Emission.CHECKPOINT,
+        parallelism: int | None = None,
+        **expressions: pl.Expr,
+    ) -> Stream:
+        """One row of results for each key, over all rows of all runs; it is emitted again when it has changed.
+
+        Write it through a sink that keeps the last row of a key, e.g.
+        ``UpsertSink(PostgresTable("totals", key=["customer_id"]))``.
+
+        Args:
+            uid: Name of the operator within the job; the results are stored under it.
+            schema: Types of sums where another exact one is wanted, e.g. ``{"total": "numeric(38,0)"}``.
+            emit: ``"checkpoint"``: each changed key once a checkpoint. ``"update"``: after each batch that changed it.
+            parallelism: Number of subtasks; the job's when left out.
+            expressions: By name of the result, polars aggregates: ``pl.len()``, and ``count``, ``sum``, ``min``,
+                ``max``, ``mean``, ``first``, ``last`` of an expression over single rows;
+                ``pl.col("status").sort_by("at").last()`` for the value of the row that is last in another column.
+        """
+        transformation = Aggregate(
+            Location.of_caller(),
+            uid,
+            self._keys,
+            tuple(expressions.items()),
+            schema,
+            _emission(emit),
+            parallelism=parallelism,
+        )
+        return self._stream._then(transformation)
+
+    def process(
+        self,
+        uid: str,
+        function: KeyFunction,
+        *,
+        state: Mapping[str, StateSpec],
+        schema: Mapping[str, str] | None = None,
+        deterministic: bool = True,
+        parallelism: int | None = None,
+    ) -> Stream:
+        """Any number of rows for each row, by a function that remembers something of each key.
+
+        ::
+
+            def jumps(payment, state):
+                before, state.last.value = state.last.value, payment["amount"]
+                if before is not None and payment["amount"] > 10 * before:
+                    yield payment
+
+            payments.key_by("card").process("jumps", jumps, state={"last": ValueState("numeric(12,2)")})
+
+        Args:
+            uid: Name of the operator within the job; what it remembers is stored under it.
+            function: From a row and the state of its key to rows with exactly the declared columns; may be a generator
+                function, and may return None for no row. The rows of a key come in their order.
+            state: By the name of the attribute: :class:`ValueState`, :class:`ListState` or :class:`MapState`. A key of
+                which all states are empty is forgotten.
+            schema: Columns and types of the rows; the input's when left out.
+            deterministic: False when the same rows may yield others the next time.
+            parallelism: Number of subtasks; the job's when left out.
+        """
+        transformation = Process(
+            Location.of_caller(),
+            uid,
+            self._keys,
+            function,
+            state,
+            schema,
+            deterministic=deterministic,
+            parallelism=parallelism,
+        )
+        return self._stream._then(transformation)
+
+    def __repr__(self) -> str:
+        return f"KeyedStream({self._stream!r}, {', '.join(map(repr, self._keys))})"
 
 
 def find_jobs(module: ModuleType) -> list[Job]:
@@ -279,6 +416,15 @@ def _column(name: str, value: pl.Expr | RowValue) -> pl.Expr | RowColumn:
     if isinstance(value, pl.Expr):
         return value.alias(name)
     return RowColumn(name, value)
+
+
+def _emission(emit: Emission | str) -> Emission:
+    # anything else is left as it is: the graph's validation reports it together with all other mistakes
+    return Emission(emit) if emit in list(Emission) else emit  # type: ignore[return-value]
+
+
+def _is_parallelism(number: object) -> bool:
+    return type(number) is int and 1 <= number <= PARALLELISM_MAX
 
 
 def _name_problem(name: object) -> str | None:

@@ -11,8 +11,8 @@ import pyarrow as pa
 class Operator(ABC):
     """One subtask's instance of a transformation; lives for one attempt.
 
-    The runtime calls :meth:`process` from a single thread. An operator keeps no rows back between calls: when a
-    barrier passes, everything it was given has been emitted.
+    The runtime calls :meth:`process` and :meth:`flush` from a single thread. An operator without state (see
+    :mod:`etl.state`) keeps no rows back between calls: when a barrier passes, everything it was given has been emitted.
     """
 
     @abstractmethod
@@ -28,6 +28,10 @@ class Operator(ABC):
         Raises:
             RecordError: A record cannot be carried exactly.
         """
+
+    def flush(self) -> Iterable[pa.RecordBatch]:
+        """What goes out before a barrier that has come; called for each one, before the state is cut."""
+        return ()
 
     def close(self) -> None:
         """Release what the operator holds; called exactly once, also after errors."""

@@ -146,7 +146,7 @@ class Select(Transformation):
         _require_expressions(self, self.expressions)
         require_row_wise(self, self.expressions, inputs[0])
         yielded = evaluate_empty(self, self.expressions, inputs[0])
-        return _typed(self, yielded, _inherited(self.expressions, inputs[0]), self.declared)
+        return typed_schema(self, yielded, inherited_types(self.expressions, inputs[0]), self.declared)
 
     def describe(self) -> str:
         """The expressions."""
@@ -167,10 +167,10 @@ class WithColumns(Transformation):
         expressions = [column for column in self.columns if not isinstance(column, RowColumn)]
         _require_expressions(self, expressions, empty_is_fine=len(expressions) < len(self.columns))
         require_row_wise(self, expressions, inputs[0])
-        declared = _declared(self, self.declared)
+        declared = declared_schema(self, self.declared)
         stand_ins = [self._stand_in(column, declared) for column in self.columns]
         yielded = evaluate_empty(self, stand_ins, inputs[0], beside_input=True)
-        return _typed(self, yielded, _inherited(expressions, inputs[0], base=inputs[0]), self.declared)
+        return typed_schema(self, yielded, inherited_types(expressions, inputs[0], base=inputs[0]), self.declared)
 
     def _stand_in(self, column: pl.Expr | RowColumn, declared: Schema | None) -> pl.Expr:
         if isinstance(column, pl.Expr):
@@ -197,7 +197,7 @@ class _OfRows(Transformation):
     def output_schema(self, inputs: Sequence[Schema]) -> Schema:
         """The declared columns, or the input's."""
         _require_callable(self, self.function)
-        return _declared(self, self.declared) or inputs[0]
+        return declared_schema(self, self.declared) or inputs[0]
 
     def describe(self) -> str:
         """The function."""
@@ -234,7 +234,7 @@ class MapBatches(Transformation):
     def output_schema(self, inputs: Sequence[Schema]) -> Schema:
         """The declared columns, or those that the function yields for an empty frame."""
         _require_callable(self, self.function)
-        return _declared(self, self.declared) or self._inferred(inputs[0])
+        return declared_schema(self, self.declared) or self._inferred(inputs[0])
 
     def _inferred(self, schema: Schema) -> Schema:
         cure = "declare its columns with schema={…}"
@@ -246,7 +246,7 @@ class MapBatches(Transformation):
         if not isinstance(yielded, pl.DataFrame):
             problem = f"{_shown(self.function)} returned {type(yielded).__name__} for an empty frame"
             raise self.refusal(problem, "return a polars.DataFrame")
-        return _typed(self, yielded.schema, schema, None)
+        return typed_schema(self, yielded.schema, schema, None)
 
     def describe(self) -> str:
         """The function."""
@@ -350,12 +350,12 @@ def _in_microseconds(arrow: pa.DataType) -> pa.DataType:
     return arrow
 
 
-def _typed(
+def typed_schema(
     transformation: Transformation, yielded: pl.Schema, inherit: Schema, declared: Mapping[str, str] | None
 ) -> Schema:
     """PostgreSQL types for what polars yields: declared ones first, then inherited ones, then the exact home."""
     findings: list[Finding] = []
-    wanted = _declared(transformation, declared)
+    wanted = declared_schema(transformation, declared)
     known = {field.name: field for field in inherit} | {field.name: field for field in wanted or ()}
     fields: list[Field] = []
     for name, dtype in yielded.items():
@@ -381,7 +381,7 @@ def _broken_promises(transformation: Transformation, schema: Schema, wanted: Sch
             yield transformation.finding(problem, "cast it in the expression")
 
 
-def _inherited(expressions: Sequence[pl.Expr], schema: Schema, *, base: Schema | None = None) -> Schema:
+def inherited_types(expressions: Sequence[pl.Expr], schema: Schema, *, base: Schema | None = None) -> Schema:
     """Types to keep by output name: those of columns taken over, also under another name."""
     types = {field.name: field.type for field in base or schema}
     for expression in expressions:
@@ -391,7 +391,12 @@ def _inherited(expressions: Sequence[pl.Expr], schema: Schema, *, base: Schema |
     return Schema(tuple(Field(name, type_) for name, type_ in types.items()))
 
 
-def _declared(transformation: Transformation, declared: Mapping[str, str] | None) -> Schema | None:
+def declared_schema(transformation: Transformation, declared: Mapping[str, str] | None) -> Schema | None:
+    """What the user declared of the columns, None where that is nothing.
+
+    Raises:
+        ConfigurationError: Lists every name and type that is not one, with the transformation's place.
+    """
     if declared is None:
         return None
     try:

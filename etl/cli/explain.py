@@ -12,7 +12,7 @@ import click
 from etl.cli.connecting import STORE, load_settings_for
 from etl.cli.loading import LoadedJob, load_jobs
 from etl.cli.output import format_duration, format_table, printable, write_json, write_out
-from etl.graph import JobGraph, Node, SinkNode, SourceNode, inputs_of
+from etl.graph import JobGraph, Node, OperatorNode, SinkNode, SourceNode, inputs_of
 from etl.guarantee import classic_table, guarantees_of
 from etl.job import Job
 from etl.schema import Schema
@@ -49,12 +49,23 @@ def lines(loaded: LoadedJob, graph: JobGraph, settings: Settings) -> Iterator[st
     yield ""
     yield "Graph"
     yield from _tree(graph)
+    yield from _states(graph, job)
     yield ""
     yield "Guarantees, from end to end"
     for sink, promise in zip(graph.sinks, guarantees_of(graph, job.mode), strict=True):
         yield f"  {sink.uid}: {promise.guarantee}; writes to {database_of(sink, settings)}"
         for reason in promise.reasons:
             yield f"    - {reason}"
+
+
+def _states(graph: JobGraph, job: Job) -> Iterator[str]:
+    if graph.operators:
+        yield ""
+        yield "State, stored with each checkpoint"
+    for node in graph.operators:
+        subtasks = node.transformation.parallelism or job.parallelism
+        by = ", ".join(node.transformation.keys)
+        yield f"  {node.uid}: by {by}, in {subtasks} subtask(s)"
 
 
 def document(loaded: LoadedJob, graph: JobGraph, settings: Settings) -> dict[str, Any]:
@@ -67,7 +78,7 @@ def document(loaded: LoadedJob, graph: JobGraph, settings: Settings) -> dict[str
         "mode": str(job.mode),
         "schedule": job.schedule,
         "checkpoint": asdict(job.checkpoint),
-        "nodes": [_node_document(node) for node in graph.nodes],
+        "nodes": [_node_document(node, job) for node in graph.nodes],
         "guarantees": [
             {
                 "sink": promise.uid,
@@ -104,7 +115,7 @@ def _policy(job: Job) -> str:
     return f"mode {job.mode}; a checkpoint every {format_duration(job.checkpoint.interval_s)}{rows}{schedule}"
 
 
-def _node_document(node: Node) -> dict[str, Any]:
+def _node_document(node: Node, job: Job) -> dict[str, Any]:
     return {
         "id": node.id,
         "kind": _kind(node),
@@ -112,6 +123,7 @@ def _node_document(node: Node) -> dict[str, Any]:
         "inputs": list(inputs_of(node)),
         "schema": {field.name: str(field.type) for field in node.schema},
         "declared_at": str(node.location),
+        "parallelism": (node.transformation.parallelism or job.parallelism) if isinstance(node, OperatorNode) else 1,
     }
 
 

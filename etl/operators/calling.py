@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
@@ -71,7 +72,8 @@ def evaluating(transformation: Transformation) -> Iterator[None]:
 
 
 def name_of(function: Callable[..., object]) -> str:
-    """A function's name with file and line, where it has them."""
+    """A function's name with file and line, where it has them; that of the user's where ours is wrapped around it."""
+    function = inspect.unwrap(function)
     name = getattr(function, "__qualname__", None) or type(function).__qualname__
     code = getattr(function, "__code__", None)
     return f"{name} ({code.co_filename}:{code.co_firstlineno})" if code is not None else str(name)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import polars as pl
 
 from etl.errors import InternalError
+from etl.keyed import Aggregate, Deduplicate, Process, Stateful
 from etl.operator import Operator
 from etl.operators.frames import MapBatchesOperator
 from etl.operators.projection import FilterOperator, ProjectionOperator
 from etl.operators.rows import FilterRowsOperator, FlatMapOperator, MapOperator
 from etl.operators.union import UnionOperator
 from etl.schema import Schema
+from etl.state import StatefulOperator
 from etl.transformation import Filter, FlatMap, Map, MapBatches, Select, Transformation, Union, WithColumns
 
 
@@ -40,4 +42,22 @@ def operator_for(transformation: Transformation, input_schema: Schema, output_sc
             return MapBatchesOperator(transformation, function, output_schema)
         case Union():
             return UnionOperator()
+        case Stateful():
+            return _stateful_operator_for(transformation, input_schema, output_schema)
+    raise InternalError(f"no operator is known for {transformation}")
+
+
+def _stateful_operator_for(transformation: Stateful, input_schema: Schema, output_schema: Schema) -> StatefulOperator:
+    # Imported here: jobs without keyed state do not wait for NumPy.
+    from etl.operators.keyed.aggregate import AggregateOperator
+    from etl.operators.keyed.deduplicate import DeduplicateOperator
+    from etl.operators.keyed.process import ProcessOperator
+
+    match transformation:
+        case Aggregate():
+            return AggregateOperator(transformation, input_schema, output_schema)
+        case Process():
+            return ProcessOperator(transformation, input_schema, output_schema)
+        case Deduplicate():
+            return DeduplicateOperator(transformation, input_schema)
     raise InternalError(f"no operator is known for {transformation}")

@@ -148,7 +148,7 @@ def array_of_values(name: str, values: Sequence[Any], type_: PostgresType) -> pa
 
 def _require_python_types(name: str, values: Sequence[Any], type_: PostgresType) -> None:
     arrow = type_.arrow
-    _require_exact(name, values, _python_type(arrow), type_)
+    _require_exact(name, values, python_type(arrow), type_)
     if pa.types.is_timestamp(arrow) or pa.types.is_time(arrow):
         _require_zone(name, values, type_)
     elif pa.types.is_float32(arrow):
@@ -172,7 +172,12 @@ def _require_exact(name: str, values: Sequence[Any], expected: type, type_: Post
     )
 
 
-def _python_type(arrow: pa.DataType) -> type:
+def python_type(arrow: pa.DataType) -> type:
+    """The Python type whose values a column takes, besides None.
+
+    Raises:
+        RecordError: There is none.
+    """
     for accepts, python in _PYTHON_TYPES:
         if accepts(arrow):
             return python

@@ -22,13 +22,22 @@ from etl.runtime.monitor import RunMonitor
 from etl.runtime.plan import Chain, chains_of
 from etl.runtime.recovery import SinkPart
 from etl.runtime.stop import StopSignal
-from etl.runtime.subtask import OperatorSubtask, SinkSubtask, SourceSettings, SourceSubtask, Subtask
+from etl.runtime.subtask import (
+    OperatorSubtask,
+    Output,
+    SinkSubtask,
+    SnapshotSubtask,
+    SourceSettings,
+    SourceSubtask,
+    Subtask,
+)
 from etl.runtime.telemetry import Telemetry
 from etl.runtime.transactions import StoreTransactions
 from etl.sink import CheckpointMode, Committer, Connect, Connection, Delivery, SinkContext, SupportsCommitter
 from etl.source import SourceContext
 from etl.sqlstate import translated_in_store
-from etl.store import checkpoints
+from etl.state import Fragment, StatefulOperator
+from etl.store import checkpoints, state
 from etl.store.checkpoints import CompletedCheckpoint, Restored
 from etl.store.database import Database, StoreConnection
 from etl.store.integrity import require_whole
@@ -40,6 +49,9 @@ from etl.transaction import commit
 
 STORE_SINK_ID = 0
 """The store's own fence row belongs to no sink."""
+
+SNAPSHOT_UID = "etl-snapshots"
+"""Name of the subtask that encodes state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,23 +96,43 @@ class RunEnvironment:
 
 @dataclass(slots=True)
 class _Wiring:
-    """Subtasks and channels under construction."""
+    """Subtasks and channels under construction; producers are added before their consumers."""
 
     subtasks: list[Subtask] = field(default_factory=list)
+    stateful: list[str] = field(default_factory=list)
     gates: list[InputGate] = field(default_factory=list)
-    outputs: dict[str, list[Channel]] = field(default_factory=dict)
+    outputs: dict[str, list[list[Output]]] = field(default_factory=dict)
+
+    def produce(self, node_id: str, parallelism: int = 1) -> list[list[Output]]:
+        """For each subtask of a node what it feeds; consumers wired later are seen too."""
+        return self.outputs.setdefault(node_id, [[] for _ in range(parallelism)])
 
     def gate(self, inputs: Sequence[str]) -> InputGate:
-        """A gate whose channels are fed by the given nodes."""
-        gate = InputGate(len(inputs))
-        self.gates.append(gate)
-        for node_id, channel in zip(inputs, gate.channels, strict=True):
-            self.outputs.setdefault(node_id, []).append(channel)
+        """A gate with one channel from each subtask of the given nodes."""
+        feeds = [outputs for node_id in inputs for outputs in self.outputs[node_id]]
+        gate = self.open_gate(len(feeds))
+        for outputs, channel in zip(feeds, gate.channels, strict=True):
+            outputs.append(channel)
         return gate
 
-    def outputs_of(self, node_id: str) -> list[Channel]:
-        """The channels a node feeds; consumers wired later are seen too."""
-        return self.outputs.setdefault(node_id, [])
+    def exchange(self, inputs: Sequence[str], parallelism: int, keys: Sequence[int]) -> list[InputGate]:
+        """For each of several subtasks a gate with a channel from each subtask of the given nodes, by key."""
+        if parallelism == 1:
+            return [self.gate(inputs)]
+        # Imported here: jobs without keyed state do not wait for NumPy.
+        from etl.runtime.exchange import HashExchange
+
+        feeds = [outputs for node_id in inputs for outputs in self.outputs[node_id]]
+        gates = [self.open_gate(len(feeds)) for _ in range(parallelism)]
+        for number, outputs in enumerate(feeds):
+            outputs.append(HashExchange([gate.channels[number] for gate in gates], keys))
+        return gates
+
+    def open_gate(self, inputs: int) -> InputGate:
+        """A gate with so many channels, which the caller feeds."""
+        gate = InputGate(inputs)
+        self.gates.append(gate)
+        return gate
 
 
 class Attempt:
@@ -141,6 +173,7 @@ class Attempt:
             )
             restored = checkpoints.restore(self._session, self._lease)
             require_whole(self._session, self._lease, restored)
+            stored = self._stored_state(restored)
             sink_ids = self._register_sinks()
             keeper.start()
             resources.callback(keeper.stop)
@@ -151,7 +184,28 @@ class Attempt:
             resources.callback(transactions.close)
             parts = self._parts(sink_ids, transactions, resources)
             self._recover(parts, restored)
-            self._run_subtasks(parts, restored, transactions, resources)
+            self._run_subtasks(parts, restored, stored, transactions, resources)
+
+    def _stored_state(self, restored: Restored) -> dict[str, list[Fragment]]:
+        """What the job's operators remember; each operator takes its own out.
+
+        Raises:
+            StateError: It is not whole, or belongs to an operator that the job does not have.
+        """
+        job, operators = self._environment.job, {node.uid for node in self._environment.graph.operators}
+        unused = sorted(restored.states.keys() - operators - set(job.forget))
+        if unused:
+            raise StateError(
+                f"stored state of operator(s) {', '.join(unused)} has no operator in the job; give a renamed operator"
+                f" its former uid back, or declare Job(…, forget={unused}) to give this state up"
+            )
+        new = sorted(operators - restored.states.keys())
+        if new and restored.checkpoint_id:
+            self._environment.warn(
+                f"new operator(s) {', '.join(new)}: they know what is read from now on, not what was read before"
+            )
+        wanted = {uid: chunks for uid, chunks in restored.states.items() if uid in operators}
+        return state.restore(self._session.driver, self._lease, wanted)
 
     def _register_sinks(self) -> dict[str, int]:
         targets = {node.uid: node.sink.target_name for node in self._environment.graph.sinks}
@@ -296,12 +350,17 @@ class Attempt:
         )
 
     def _run_subtasks(
-        self, parts: Sequence[SinkPart], restored: Restored, transactions: StoreTransactions, resources: ExitStack
+        self,
+        parts: Sequence[SinkPart],
+        restored: Restored,
+        stored: dict[str, list[Fragment]],
+        transactions: StoreTransactions,
+        resources: ExitStack,
     ) -> None:
         environment = self._environment
         wiring = _Wiring()
         try:
-            sources = self._wire(wiring, parts, restored)
+            sources = self._wire(wiring, parts, restored, stored)
         except BaseException:
             with ExitStack() as unstarted:
                 for subtask in wiring.subtasks:
@@ -318,9 +377,15 @@ class Attempt:
         environment.stop.tell(lambda: self._inbox.put(StopRequested()))
         coordinator.run()
 
-    def _wire(self, wiring: _Wiring, parts: Sequence[SinkPart], restored: Restored) -> list[SourceSubtask]:
+    def _wire(
+        self,
+        wiring: _Wiring,
+        parts: Sequence[SinkPart],
+        restored: Restored,
+        stored: dict[str, list[Fragment]],
+    ) -> list[SourceSubtask]:
         sources = [self._source(node, restored, wiring) for node in self._environment.graph.sources]
-        self._wire_chains(wiring)
+        self._wire_chains(wiring, stored)
         for node, part in zip(self._environment.graph.sinks, parts, strict=True):
             gate = wiring.gate([node.input])
             writer = node.sink.create_writer(part.context)
@@ -343,20 +408,52 @@ class Attempt:
             node.source.create_enumerator(context),
             node.source.create_reader(context),
             restored.positions.get(node.uid, {}),
-            wiring.outputs_of(node.id),
+            wiring.produce(node.id)[0],
             SourceSettings(node.schema.to_arrow(), environment.job.checkpoint.rows, environment.follow),
             self._emit,
         )
         wiring.subtasks.append(subtask)
         return subtask
 
-    def _wire_chains(self, wiring: _Wiring) -> None:
-        for chain in chains_of(self._environment.graph):
-            gate = wiring.gate(chain.inputs)
-            operators = self._operators(chain)
-            outputs = wiring.outputs_of(chain.id)
-            mode = self._environment.job.mode
-            wiring.subtasks.append(OperatorSubtask(chain.id, self._inbox.put, gate, mode, operators, outputs))
+    def _wire_chains(self, wiring: _Wiring, stored: dict[str, list[Fragment]]) -> None:
+        chains = chains_of(self._environment.graph, self._environment.job.parallelism)
+        cuts = iter(self._wire_snapshots(wiring, chains))
+        for chain in chains:
+            gates = wiring.exchange(chain.inputs, chain.parallelism, self._key_columns(chain))
+            outputs = wiring.produce(chain.id, chain.parallelism)
+            # Taken out: what is restored lies in the operators' own columns and is not kept a second time.
+            fragments = stored.pop(chain.stateful.uid, []) if chain.stateful is not None else []
+            for number, gate in enumerate(gates):
+                operators = self._operators(chain)
+                snapshots = next(cuts) if chain.stateful is not None else None
+                subtask = OperatorSubtask(
+                    chain.subtask_uid(number),
+                    self._inbox.put,
+                    gate,
+                    self._environment.job.mode,
+                    operators,
+                    outputs[number],
+                    snapshots,
+                )
+                wiring.subtasks.append(subtask)
+                if chain.stateful is not None:
+                    wiring.stateful.append(subtask.uid)
+                    _restore(operators[0], fragments, number, chain.parallelism)
+
+    def _wire_snapshots(self, wiring: _Wiring, chains: Sequence[Chain]) -> Sequence[Channel]:
+        """For each stateful subtask the channel that takes its cuts."""
+        subtasks = sum(chain.parallelism for chain in chains if chain.stateful is not None)
+        if not subtasks:
+            return ()
+        gate = wiring.open_gate(subtasks)
+        wiring.subtasks.append(SnapshotSubtask(SNAPSHOT_UID, self._inbox.put, gate, self._emit))
+        return gate.channels
+
+    def _key_columns(self, chain: Chain) -> list[int]:
+        if chain.stateful is None:
+            return []
+        names = self._environment.graph.node(chain.inputs[0]).schema.names
+        return [names.index(name) for name in chain.stateful.keys]
 
     def _operators(self, chain: Chain) -> list[Operator]:
         # Imported here: jobs that transform nothing do not wait for polars.
@@ -384,6 +481,7 @@ class Attempt:
             sources=[SourceHandle(source.uid, source.command, source.activity) for source in sources],
             committers={part.uid: part.committer for part in parts},
             subtasks=[subtask.uid for subtask in wiring.subtasks],
+            stateful=wiring.stateful,
             inbox=self._inbox,
             outlets=Outlets(
                 complete=lambda completed: self._complete(transactions, self._as_recorded(completed)),
@@ -425,3 +523,15 @@ class Attempt:
         if self._environment.job.mode is CheckpointMode.AT_MOST_ONCE:
             self._totals.set(self._totals.plus(0, rows_written))
         self._environment.monitor.checkpoint_completed(checkpoint_id, rows_written)
+
+
+def _restore(operator: Operator, fragments: Sequence[Fragment], subtask: int, parallelism: int) -> None:
+    """Give a subtask the state of its own key groups, however they were spread when it was stored."""
+    # Imported here: jobs without keyed state do not wait for NumPy.
+    from etl.key_group import groups_of_subtask
+
+    assert isinstance(operator, StatefulOperator)
+    groups = groups_of_subtask(subtask, parallelism)
+    for fragment in fragments:
+        if fragment.key_group in groups:
+            operator.restore(fragment)

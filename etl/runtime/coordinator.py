@@ -2,9 +2,11 @@
 
 ::
 
-    idle ──trigger──► snapshotting ──all sinks acknowledged──► completing ──► committing ──► idle
-                          │                                       │              │
-                          └──────────────── any error: the attempt fails ────────┘
+    idle ──trigger──► snapshotting ──all have acknowledged──► completing ──► committing ──► idle
+                          │                                      │              │
+                          └──────────────── any error: the attempt fails ───────┘
+
+Sources acknowledge with their positions, sinks with what they staged, stateful operators with what they remember.
 
 In at-most-once mode the order differs: the positions are recorded as soon as the sources have acknowledged, then the
 barrier flows, and the sinks' units are committed when they arrive, unrecorded: a crash in between loses them.
@@ -32,6 +34,7 @@ from etl.runtime.message import (
     ReleaseBarrier,
     SourceActivity,
     SourceDry,
+    StateSnapshotted,
     StopReading,
     StopRequested,
     SubtaskEnded,
@@ -40,6 +43,7 @@ from etl.runtime.message import (
 )
 from etl.sink import CheckpointMode, Committable, Committer, Emit
 from etl.source import Position
+from etl.state import StateChunk
 from etl.store.checkpoints import CompletedCheckpoint
 from etl.store.tables import Trigger
 
@@ -68,8 +72,11 @@ class PendingCheckpoint:
     started_s: float
     sources_awaited: set[str]
     sinks_awaited: set[str]
+    states_awaited: set[str]
     positions: dict[str, Mapping[str, Position]] = field(default_factory=dict)
     committables: list[Committable] = field(default_factory=list)
+    state: list[StateChunk] = field(default_factory=list)
+    states: dict[str, int] = field(default_factory=dict)
     rows_read: int = 0
     rows_written: dict[str, int] = field(default_factory=dict)
 
@@ -103,6 +110,7 @@ class Coordinator:
         sources: Sequence[SourceHandle],
         committers: Mapping[str, Committer | None],
         subtasks: Sequence[str],
+        stateful: Sequence[str],
         inbox: queue.SimpleQueue[Message],
         outlets: Outlets,
         clock: Clock,
@@ -113,6 +121,7 @@ class Coordinator:
         self._sources = {source.uid: source for source in sources}
         self._committers = committers
         self._running = set(subtasks)
+        self._stateful = frozenset(stateful)
         self._inbox = inbox
         self._outlets = outlets
         self._clock = clock
@@ -158,6 +167,8 @@ class Coordinator:
                 self._snapshotted(message)
             case UnitStaged():
                 self._staged(message)
+            case StateSnapshotted():
+                self._state_snapshotted(message)
             case CheckpointRequested():
                 self._asked.add(message.uid)
             case SourceDry():
@@ -176,7 +187,7 @@ class Coordinator:
         pending = self._pending
         if pending is None or self._clock.monotonic_s() < pending.started_s + self._policy.timeout_s:
             return
-        awaited = ", ".join(sorted(pending.sources_awaited | pending.sinks_awaited))
+        awaited = ", ".join(sorted(pending.sources_awaited | pending.sinks_awaited | pending.states_awaited))
         raise TransientError(
             f"checkpoint {pending.checkpoint_id} did not complete within {self._policy.timeout_s:g} s;"
             f" waiting for {awaited}"
@@ -213,7 +224,12 @@ class Coordinator:
     def _trigger(self, trigger: Trigger) -> None:
         checkpoint_id = self._last_id + 1
         self._pending = PendingCheckpoint(
-            checkpoint_id, trigger, self._clock.monotonic_s(), set(self._sources), set(self._committers)
+            checkpoint_id,
+            trigger,
+            self._clock.monotonic_s(),
+            set(self._sources),
+            set(self._committers),
+            set(self._stateful),
         )
         self._outlets.emit("checkpoint.triggered", checkpoint=checkpoint_id, trigger=str(trigger))
         for source in self._sources.values():
@@ -250,7 +266,17 @@ class Coordinator:
         if message.committable is not None:
             self._require_committer(message.uid, message.committable)
             pending.committables.append(message.committable)
-        if not pending.sinks_awaited and not pending.sources_awaited:
+        self._complete_if_acknowledged(pending)
+
+    def _state_snapshotted(self, message: StateSnapshotted) -> None:
+        pending = self._expect(message.checkpoint_id, message.subtask)
+        pending.states_awaited.discard(message.subtask)
+        pending.state.extend(message.chunks)
+        pending.states[message.uid] = pending.states.get(message.uid, 0) + message.restored
+        self._complete_if_acknowledged(pending)
+
+    def _complete_if_acknowledged(self, pending: PendingCheckpoint) -> None:
+        if not pending.sinks_awaited and not pending.sources_awaited and not pending.states_awaited:
             self._complete(pending)
 
     def _require_committer(self, uid: str, committable: Committable) -> None:
@@ -282,6 +308,8 @@ class Coordinator:
             rows_read=pending.rows_read,
             rows_written=dict(pending.rows_written),
             duration_ms=int((self._clock.monotonic_s() - pending.started_s) * 1000),
+            state=pending.state,
+            states=pending.states,
         )
         self._outlets.complete(completed)
 

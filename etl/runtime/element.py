@@ -1,10 +1,12 @@
-"""What flows between subtasks, in order: batches, barriers, and the end of the input."""
+"""What flows between subtasks, in order: batches, barriers, cuts of state, and the end of the input."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import pyarrow as pa
+
+from etl.state import StateCut
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,4 +21,13 @@ class EndOfInput:
     """Nothing follows on this channel."""
 
 
-Element = pa.RecordBatch | Barrier | EndOfInput
+@dataclass(frozen=True, slots=True)
+class CutTaken:
+    """The state of a subtask at a barrier, on its way to be encoded; flows to the snapshot subtask only."""
+
+    subtask: str
+    checkpoint_id: int
+    cut: StateCut
+
+
+Element = pa.RecordBatch | Barrier | CutTaken | EndOfInput

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from etl.sink import Committable
 from etl.source import Position
+from etl.state import StateChunk
 
 # --- from subtasks to the coordinator -------------------------------------------------------------------------------
 
@@ -29,6 +30,25 @@ class UnitStaged:
     checkpoint_id: int
     committable: Committable | None
     rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class StateSnapshotted:
+    """The state of an operator subtask at a barrier is encoded.
+
+    Attributes:
+        subtask: Which one.
+        checkpoint_id: The barrier.
+        uid: The operator.
+        chunks: What has changed.
+        restored: How many chunks a restore of this subtask's state reads.
+    """
+
+    subtask: str
+    checkpoint_id: int
+    uid: str
+    chunks: Sequence[StateChunk]
+    restored: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +84,16 @@ class StopRequested:
     """The user asks for a final checkpoint and the end."""
 
 
-Message = PositionsSnapshotted | UnitStaged | CheckpointRequested | SourceDry | SubtaskEnded | Failed | StopRequested
+Message = (
+    PositionsSnapshotted
+    | UnitStaged
+    | StateSnapshotted
+    | CheckpointRequested
+    | SourceDry
+    | SubtaskEnded
+    | Failed
+    | StopRequested
+)
 
 # --- from the coordinator to source subtasks ------------------------------------------------------------------------
 

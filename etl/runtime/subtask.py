@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import queue
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import pyarrow as pa
 
+from etl.codec import encode_rows
 from etl.errors import InternalError
 from etl.operator import Operator
 from etl.runtime.alignment import Aligner
 from etl.runtime.channel import Channel, ChannelClosedError, InputGate
-from etl.runtime.element import Barrier, Element, EndOfInput
+from etl.runtime.element import Barrier, CutTaken, Element, EndOfInput
 from etl.runtime.message import (
     CheckpointRequested,
     Command,
@@ -25,6 +28,7 @@ from etl.runtime.message import (
     ReleaseBarrier,
     SourceActivity,
     SourceDry,
+    StateSnapshotted,
     StopReading,
     SubtaskEnded,
     TakeSnapshot,
@@ -32,6 +36,7 @@ from etl.runtime.message import (
 )
 from etl.sink import CheckpointMode, Emit, SinkWriter
 from etl.source import Position, Progress, SourceReader, SplitEnumerator
+from etl.state import Fragment, StateChunk, StatefulOperator
 
 FOLLOW_POLL_S = 0.5
 
@@ -75,7 +80,14 @@ class Subtask(ABC):
         """Release what the subtask holds: at its end, or in its stead when the attempt fails before it was started."""
 
 
-def _send(outputs: Sequence[Channel], element: Element) -> None:
+class Output(Protocol):
+    """Where a subtask's elements go: a channel, or an exchange over several."""
+
+    def put(self, element: Element) -> None:
+        """Append an element, waiting for room."""
+
+
+def _send(outputs: Sequence[Output], element: Element) -> None:
     for output in outputs:
         output.put(element)
 
@@ -125,7 +137,7 @@ class SourceSubtask(Subtask):
         enumerator: SplitEnumerator,
         reader: SourceReader,
         known: Mapping[str, Position],
-        outputs: Sequence[Channel],
+        outputs: Sequence[Output],
         settings: SourceSettings,
         emit: Emit,
     ) -> None:
@@ -308,22 +320,36 @@ class OperatorSubtask(AlignedSubtask):
         gate: InputGate,
         mode: CheckpointMode,
         chain: Sequence[Operator],
-        outputs: Sequence[Channel],
+        outputs: Sequence[Output],
+        snapshots: Channel | None = None,
     ) -> None:
         super().__init__(uid, report, gate, mode)
         self._chain = chain
         self._outputs = outputs
+        self._snapshots = snapshots
 
     def _take(self, batch: pa.RecordBatch) -> None:
-        for result in _through(self._chain, batch):
+        self._emit_through(self._chain, batch)
+
+    def _pass(self, barrier: Barrier) -> None:
+        for number, operator in enumerate(self._chain, start=1):
+            for batch in operator.flush():
+                self._emit_through(self._chain[number:], batch)
+        _send(self._outputs, barrier)
+        if self._snapshots is not None:
+            for operator in self._chain:
+                if isinstance(operator, StatefulOperator):
+                    self._snapshots.put(CutTaken(self.uid, barrier.checkpoint_id, operator.cut()))
+
+    def _emit_through(self, chain: Sequence[Operator], batch: pa.RecordBatch) -> None:
+        for result in _through(chain, batch):
             if result.num_rows:
                 _send(self._outputs, result)
 
-    def _pass(self, barrier: Barrier) -> None:
-        _send(self._outputs, barrier)
-
     def _end(self) -> None:
         _send(self._outputs, EndOfInput())
+        if self._snapshots is not None:
+            self._snapshots.put(EndOfInput())
 
     def close(self) -> None:
         """See :meth:`Subtask.close`."""
@@ -337,6 +363,40 @@ def _through(chain: Sequence[Operator], batch: pa.RecordBatch) -> Iterable[pa.Re
     return (
         result for between in chain[0].process(batch) if between.num_rows for result in _through(chain[1:], between)
     )
+
+
+class SnapshotSubtask(Subtask):
+    """Encodes cuts of state, so that the subtasks that took them go on with the rows of the next checkpoint."""
+
+    def __init__(self, uid: str, report: Report, gate: InputGate, emit: Emit) -> None:
+        super().__init__(uid, report)
+        self._gate = gate
+        self._emit = emit
+
+    def _loop(self) -> None:
+        open_inputs = len(self._gate.channels)
+        while open_inputs:
+            _, element = self._gate.get()
+            if isinstance(element, CutTaken):
+                self._snapshot(element)
+            else:
+                open_inputs -= 1
+
+    def _snapshot(self, taken: CutTaken) -> None:
+        cut = taken.cut
+        self._emit("state.snapshotting", uid=taken.subtask, checkpoint=taken.checkpoint_id)
+        chunks = [_encoded(cut.uid, fragment) for fragment in cut.fragments]
+        self._emit("state.snapshotted", uid=taken.subtask, checkpoint=taken.checkpoint_id)
+        self._report(StateSnapshotted(taken.subtask, taken.checkpoint_id, cut.uid, chunks, cut.chunks))
+
+    def close(self) -> None:
+        """See :meth:`Subtask.close`."""
+
+
+def _encoded(uid: str, fragment: Fragment) -> StateChunk:
+    content = encode_rows(fragment.rows)
+    rows = fragment.rows.num_rows
+    return StateChunk(uid, fragment.key_group, fragment.sequence, rows, content, hashlib.sha256(content).digest())
 
 
 class SinkSubtask(AlignedSubtask):

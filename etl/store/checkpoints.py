@@ -13,7 +13,8 @@ from sqlalchemy.dialects.postgresql import distinct_on
 from etl.errors import FencedError
 from etl.sink import Committable
 from etl.source import Position
-from etl.store import tables
+from etl.state import StateChunk
+from etl.store import state, tables
 from etl.store.database import StoreConnection
 from etl.store.lease import Lease
 from etl.store.tables import RunStatus, Trigger
@@ -52,6 +53,8 @@ class CompletedCheckpoint:
         rows_read: Records of this checkpoint, all sources.
         rows_written: Rows of this checkpoint by sink uid.
         duration_ms: From trigger to the last acknowledgement.
+        state: What operators remember, as far as it has changed.
+        states: By uid of an operator, how many chunks a restore of its state reads.
     """
 
     checkpoint_id: int
@@ -61,6 +64,8 @@ class CompletedCheckpoint:
     rows_read: int
     rows_written: Mapping[str, int]
     duration_ms: int
+    state: Sequence[StateChunk] = ()
+    states: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +77,14 @@ class Restored:
         positions: By source uid and split id.
         committables: Handles recorded in that checkpoint.
         settled: Whether a run has ended well at that checkpoint: all of it is visible then.
+        states: By uid of an operator, how many chunks of state it has (see :func:`etl.store.state.chunks_of`).
     """
 
     checkpoint_id: int
     positions: Mapping[str, Mapping[str, Position]] = field(default_factory=dict)
     committables: Sequence[Committable] = ()
     settled: bool = False
+    states: Mapping[str, int] = field(default_factory=dict)
 
 
 def advance_head(connection: StoreConnection, lease: Lease, checkpoint_id: int) -> None:
@@ -115,12 +122,16 @@ def record(connection: StoreConnection, lease: Lease, run_id: int, completed: Co
             units=len(completed.committables),
             positions=len(_moved(completed)),
             splits=_splits(connection, lease, completed),
+            chunks=len(completed.state),
+            states=dict(completed.states),
         )
     )
     if moved := _moved(completed):
         _record_positions(connection, key, completed, moved)
     if completed.committables:
         _record_committables(connection, key, completed.committables)
+    if completed.state:
+        state.record(connection, lease, completed.checkpoint_id, completed.state)
 
 
 def _record_positions(
@@ -190,6 +201,7 @@ def restore(connection: StoreConnection, lease: Lease) -> Restored:
         positions=_positions(connection, lease),
         committables=_committables(connection, lease),
         settled=_is_settled(connection, lease),
+        states=_states(connection, lease),
     )
 
 
@@ -221,6 +233,16 @@ def _committables(connection: StoreConnection, lease: Lease) -> list[Committable
         column.checkpoint_id == lease.checkpoint_id,
     )
     return [Committable(*row) for row in connection.core.execute(query.order_by(column.uid, column.subtask))]
+
+
+def _states(connection: StoreConnection, lease: Lease) -> dict[str, int]:
+    column = tables.checkpoint.c
+    query = sa.select(column.states).where(
+        column.job_id == lease.job_id,
+        column.incarnation == lease.incarnation,
+        column.checkpoint_id == lease.checkpoint_id,
+    )
+    return dict(connection.core.execute(query).scalar_one_or_none() or {})
 
 
 def _is_settled(connection: StoreConnection, lease: Lease) -> bool:
@@ -266,3 +288,6 @@ def prune(connection: StoreConnection, lease: Lease, checkpoint_id: int, keep: i
             superseded,
         )
     )
+    state.prune(connection, lease, oldest)
+    if checkpoint_id == lease.checkpoint_id + 1:
+        state.prune_forgotten(connection, lease)

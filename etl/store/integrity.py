@@ -2,7 +2,8 @@
 
 Every checkpoint counts the rows that belong to it, in the transaction that writes them, and each of these rows has a
 digest of what it says. A position that is missing or changed would make a source read again what the target has, or
-leave something out; a missing handle would roll back rows of a completed checkpoint.
+leave something out; a missing handle would roll back rows of a completed checkpoint. The digests of state are looked
+at where it is read, in :mod:`etl.store.state`.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ class _Counted:
     units: int
     positions: int
     splits: int
+    chunks: int
 
 
 def require_whole(connection: StoreConnection, lease: Lease, restored: Restored) -> None:
@@ -50,9 +52,11 @@ def require_whole(connection: StoreConnection, lease: Lease, restored: Restored)
     _require_unchanged(connection, lease)
     _require_objects(restored)
     _require("committable", lease.checkpoint_id, newest.units, len(restored.committables))
-    written = _positions_written(connection, lease)
+    positions = _written(connection, lease, tables.position)
+    chunks = _written(connection, lease, tables.state)
     for row in kept:
-        _require("position", row.checkpoint_id, row.positions, written.get(row.checkpoint_id, 0))
+        _require("position", row.checkpoint_id, row.positions, positions.get(row.checkpoint_id, 0))
+        _require("state", row.checkpoint_id, row.chunks, chunks.get(row.checkpoint_id, 0))
     splits = sum(len(positions) for positions in restored.positions.values())
     _require("position", lease.checkpoint_id, newest.splits, splits, what="splits")
 
@@ -110,13 +114,14 @@ def _require(table: str, checkpoint_id: int, counted: int, found: int, what: str
 
 def _checkpoints(connection: StoreConnection, lease: Lease) -> Sequence[_Counted]:
     column = tables.checkpoint.c
-    query = sa.select(column.checkpoint_id, column.epoch, column.units, column.positions, column.splits)
+    query = sa.select(column.checkpoint_id, column.epoch, column.units, column.positions, column.splits, column.chunks)
     mine = query.where(column.job_id == lease.job_id, column.incarnation == lease.incarnation)
     return [_Counted(*row) for row in connection.core.execute(mine.order_by(column.checkpoint_id))]
 
 
-def _positions_written(connection: StoreConnection, lease: Lease) -> dict[int, int]:
-    column = tables.position.c
+def _written(connection: StoreConnection, lease: Lease, table: sa.Table) -> dict[int, int]:
+    """By checkpoint, how many rows it has in a table."""
+    column = table.c
     query = (
         sa.select(column.checkpoint_id, sa.func.count())
         .where(column.job_id == lease.job_id, column.incarnation == lease.incarnation)

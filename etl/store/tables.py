@@ -1,10 +1,11 @@
 """Tables of the schema ``etl``, as SQLAlchemy Core sees them.
 
-The migrations own the schema; a test asserts that both yield the same one. Four tables matter for the protocol:
+The migrations own the schema; a test asserts that both yield the same one. Five tables matter for the protocol:
 
 * ``head`` — one row a job: the fencing token (``epoch``), the last completed checkpoint, the owner's session. It is
   always locked first, by primary key.
 * ``committable`` — what the last completed checkpoints staged and where.
+* ``state`` — what operators remember, in chunks; see :mod:`etl.state`.
 * ``fence`` and ``commit_ledger`` — also in every target database: who may write, and what was committed.
 """
 
@@ -125,6 +126,8 @@ checkpoint = sa.Table(
     sa.Column("units", sa.Integer, nullable=False),
     sa.Column("positions", sa.Integer, nullable=False),
     sa.Column("splits", sa.BigInteger, nullable=False),
+    sa.Column("chunks", sa.Integer, nullable=False),
+    sa.Column("states", JSONB, nullable=False),
     _one_of("trigger", Trigger),
 )
 
@@ -152,6 +155,21 @@ committable = sa.Table(
     sa.Column("rows", sa.BigInteger, nullable=False),
     sa.Column("payload", JSONB, nullable=False),
     sa.Column("digest", BYTEA, nullable=False),
+)
+
+state = sa.Table(
+    "state",
+    metadata,
+    sa.Column("job_id", sa.Text, sa.ForeignKey(job.c.job_id), primary_key=True),
+    sa.Column("incarnation", sa.BigInteger, primary_key=True),
+    sa.Column("uid", sa.Text, primary_key=True),
+    sa.Column("key_group", sa.SmallInteger, primary_key=True),
+    sa.Column("checkpoint_id", sa.BigInteger, primary_key=True),
+    sa.Column("sequence", sa.SmallInteger, nullable=False),
+    sa.Column("rows", sa.BigInteger, nullable=False),
+    sa.Column("content", BYTEA, nullable=False),
+    sa.Column("digest", BYTEA, nullable=False),
+    sa.CheckConstraint("key_group BETWEEN 0 AND 127", name="key_group_known"),
 )
 
 POSITION_DIGEST: LiteralString = (

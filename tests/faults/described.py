@@ -14,6 +14,7 @@ from typing import Any
 import polars as pl
 
 from etl.job import Job, Stream
+from etl.keyed import ValueState
 from etl.sink import Sink
 from etl.sources import CsvFiles
 from sinks import PostgresTable, TransactionalSink, TwoPhaseCommitSink, UpsertSink, WriteAheadSink
@@ -46,8 +47,16 @@ class Operation(StrEnum):
     """As many copies of each row as its id leaves when divided by n, the amount of each one more; a generator."""
     MARK = "mark"
     """n behind each note; a function over batches."""
+    FIRST = "first"
+    """The first row of each key; remembers the keys."""
+    COUNT = "count"
+    """How many rows of its key have come with this one, and n more, as the amount; remembers the numbers."""
     UNITE = "unite"
     """The rows of all inputs."""
+
+
+STATEFUL = (Operation.FIRST, Operation.COUNT)
+"""By key, so that the rows of a key stay in their order at any parallelism."""
 
 
 class Way(StrEnum):
@@ -129,6 +138,7 @@ class DescribedJob:
         batch_rows: Most rows in a batch.
         interval_s: Seconds from one checkpoint to the next.
         keep: How many checkpoints are kept.
+        parallelism: Of operations that remember.
     """
 
     nodes: tuple[Node, ...]
@@ -136,6 +146,12 @@ class DescribedJob:
     batch_rows: int = 2
     interval_s: float = 600.0
     keep: int = 1000
+    parallelism: int = 1
+
+    @property
+    def remembers(self) -> bool:
+        """Whether any of its operations does."""
+        return any(node.operation in STATEFUL for node in self.nodes)
 
     @property
     def sources(self) -> list[str]:
@@ -145,17 +161,21 @@ class DescribedJob:
     def add_to(self, job: Job) -> None:
         """Declare it."""
         streams: list[Stream] = []
-        for node in self.nodes:
-            streams.append(self._stream(job, node, [streams[number] for number in node.inputs]))
+        for place, node in enumerate(self.nodes):
+            streams.append(self._stream(job, node, f"node-{place}", [streams[number] for number in node.inputs]))
         for sink in self.sinks:
             streams[sink.node].write(sink.uid, _sink(sink))
 
-    def _stream(self, job: Job, node: Node, inputs: list[Stream]) -> Stream:
+    def _stream(self, job: Job, node: Node, uid: str, inputs: list[Stream]) -> Stream:
         if node.operation is Operation.READ:
             source = CsvFiles(f"{node.source}/*.csv", schema=COLUMNS, batch_rows=self.batch_rows, block_bytes=1 << 10)
             return job.read(node.source, source)
         if node.operation is Operation.UNITE:
             return inputs[0].union(*inputs[1:])
+        if node.operation is Operation.FIRST:
+            return inputs[0].deduplicate(uid, "key")
+        if node.operation is Operation.COUNT:
+            return inputs[0].key_by("key").process(uid, _counting(node.number), state={"came": ValueState("int8")})
         return _OPERATIONS[node.operation](inputs[0], node.number)
 
 
@@ -184,6 +204,14 @@ def _is_chosen(row: Mapping[str, Any]) -> bool:
 def _turned(row: dict[str, Any]) -> dict[str, Any]:
     note = row["note"]
     return {**row, "note": None if note is None else note[::-1], "price": -row["price"]}
+
+
+def _counting(number: int) -> Callable[[dict[str, Any], Any], Iterator[dict[str, Any]]]:
+    def count(row: dict[str, Any], state: Any) -> Iterator[dict[str, Any]]:
+        state.came.value = (state.came.value or 0) + 1
+        yield {**row, "amount": state.came.value + number}
+
+    return count
 
 
 def _repeated(stream: Stream, number: int) -> Stream:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 
@@ -24,6 +26,8 @@ Row = tuple[int, int, int]
 Rows = Counter[Row]
 
 _COLUMNS = {"id": "int8", "key": "int4", "amount": "int8"}
+_RETURNS = 101
+"""The first id of a return."""
 _REFUSED = 40
 """Rows of this amount are filtered out."""
 BATCH_ROWS = 2
@@ -42,7 +46,7 @@ def _rows(first: int, count: int) -> list[Row]:
 
 FILES: Mapping[str, Mapping[str, Sequence[Row]]] = {
     "orders": {"orders/1.csv": _rows(1, 7), "orders/2.csv": _rows(8, 6)},
-    "returns": {"returns/1.csv": _rows(101, 5)},
+    "returns": {"returns/1.csv": _rows(_RETURNS, 5)},
 }
 """Rows by source uid and split."""
 
@@ -80,6 +84,25 @@ def by_key(rows: Iterable[Row]) -> Rows:
     return Counter({row[1]: row for row in rows if row[2] != _REFUSED}.values())
 
 
+def totals(rows: Iterable[Row]) -> Rows:
+    """By key the highest id and the sum of the amounts."""
+    found: dict[int, tuple[int, int]] = {}
+    for id_, key, amount in rows:
+        if amount != _REFUSED:
+            highest, total = found.get(key, (0, 0))
+            found[key] = (max(highest, id_), total + amount)
+    return Counter((highest, key, total) for key, (highest, total) in found.items())
+
+
+def first_of_pair(rows: Iterable[Row]) -> Rows:
+    """The first row of each two neighbouring ids."""
+    found: dict[int, Row] = {}
+    for row in rows:
+        if row[2] != _REFUSED:
+            found.setdefault(row[0] // 2, row)
+    return Counter(found.values())
+
+
 @dataclass(frozen=True, slots=True)
 class Target:
     """A sink and its table.
@@ -109,11 +132,15 @@ class Kind:
         sources: Uids of its sources.
         targets: Its sinks.
         declare: Adds streams and sinks to an empty job.
+        states: By uid of an operator, from the rows read to what it must remember: key, then state.
+        parallelism: Of the operators.
     """
 
     sources: tuple[str, ...]
     targets: tuple[Target, ...]
     declare: Callable[[Job], None]
+    states: Mapping[str, Callable[[Iterable[Row]], set[tuple[Any, ...]]]] = field(default_factory=dict)
+    parallelism: int = 1
 
     @property
     def rows(self) -> int:
@@ -166,6 +193,36 @@ def _paired(job: Job) -> None:
     filtered.write("far", TwoPhaseCommitSink(PostgresTable(APPEND_TABLE, database="other")))
 
 
+def _totals(stream: Stream) -> Stream:
+    return stream.key_by("key").aggregate("totals", id=pl.col("id").max(), amount=pl.col("amount").sum())
+
+
+def _keyed(job: Job) -> None:
+    orders = _filtered(_read(job, "orders"))
+    firsts = orders.with_columns(pair=pl.col("id") // 2).deduplicate("seen", "pair").select(*_COLUMNS)
+    firsts.write("first", TwoPhaseCommitSink(PostgresTable(APPEND_TABLE)))
+    _totals(orders).write("totalled", UpsertSink(PostgresTable(UPSERT_TABLE, key=["key"])))
+
+
+def _keyed_apart(job: Job) -> None:
+    united = _filtered(_read(job, "orders").union(_read(job, "returns")))
+    # No id comes twice: with two sources chance would decide which checkpoints have a first one.
+    united.deduplicate("seen", "id").write("first", WriteAheadSink(PostgresTable(APPEND_TABLE, database="other")))
+    _totals(united).write("totalled", TransactionalSink(PostgresTable(UPSERT_TABLE, key=["key"])))
+
+
+def _pairs_seen(rows: Iterable[Row]) -> set[tuple[Any, ...]]:
+    return {(id_ // 2,) for id_, _, _ in first_of_pair(rows)}
+
+
+def _ids_seen(rows: Iterable[Row]) -> set[tuple[Any, ...]]:
+    return {(id_,) for id_, _, _ in appended(rows)}
+
+
+def _totals_kept(rows: Iterable[Row]) -> set[tuple[Any, ...]]:
+    return {(key, highest, Decimal(total)) for highest, key, total in totals(rows)}
+
+
 KINDS: Mapping[str, Kind] = {
     "transactional": Kind(("orders",), (Target("appended"),), _transactional),
     "two-phase": Kind(("orders",), (Target("appended", late=True),), _two_phase),
@@ -176,6 +233,25 @@ KINDS: Mapping[str, Kind] = {
     "upsert": Kind(("orders",), (Target("by_key", UPSERT_TABLE, expected=by_key, early=True),), _upsert),
     "united": Kind(
         ("orders", "returns"), (Target("prepared", other=True, late=True), Target("logged", late=True)), _united
+    ),
+    "keyed": Kind(
+        ("orders",),
+        (
+            Target("first", expected=first_of_pair, late=True),
+            Target("totalled", UPSERT_TABLE, expected=totals, early=True),
+        ),
+        _keyed,
+        {"seen": _pairs_seen, "totals": _totals_kept},
+    ),
+    "keyed-apart": Kind(
+        ("orders", "returns"),
+        (
+            Target("first", other=True, late=True),
+            Target("totalled", UPSERT_TABLE, expected=totals),
+        ),
+        _keyed_apart,
+        {"seen": _ids_seen, "totals": _totals_kept},
+        parallelism=4,
     ),
 }
 
@@ -199,6 +275,7 @@ def declare(request: RunRequest) -> Job:
         checkpoint=CheckpointPolicy(interval_s=interval_s, rows=request.rows, timeout_s=20, keep=keep),
         restart=RestartPolicy(attempts=request.restarts, delay_s=0.02, delay_max_s=0.2),
         owner_timeout_s=request.owner_timeout_s,
+        parallelism=(ALL_KINDS[request.kind] if described is None else described).parallelism,
     )
     job.base_dir = Path(request.input_dir)
     if described is not None:

@@ -15,6 +15,7 @@ import psycopg
 from psycopg import sql
 from psycopg.rows import scalar_row
 
+from etl.codec import decode_rows
 from tests.faults.arena import Arena, Connection
 from tests.faults.fault import RunRequest
 from tests.faults.jobs import ALL_KINDS, Kind, Row, Rows, Target, rows_before
@@ -116,6 +117,7 @@ def check_done(arena: Arena, request: RunRequest, undisturbed: State) -> State:
         lost, excess = expected - rows, rows - expected
         assert not lost, f"{target.uid} lost {sorted(lost.elements())}"
         assert not excess, f"{target.uid} has too much {sorted(excess.elements())}"
+    check_operators(arena, kind, state)
     check_records(arena, kind, state)
     check_nothing_left(arena)
     return state
@@ -129,6 +131,36 @@ def is_done(arena: Arena, request: RunRequest, undisturbed: State) -> bool:
         return False
     rows = state.rows(kind, state.checkpoint)
     return all(visible_rows(arena, target) == target.expected(rows) for target in kind.targets)
+
+
+def check_operators(arena: Arena, kind: Kind, state: State) -> None:
+    """What operators have stored is what the rows of the last checkpoint come to, and no row of it is superfluous."""
+    for uid, expected in kind.states.items():
+        found = stored_state(arena.store, state.job_id, uid)
+        assert found == expected(state.rows(kind, state.checkpoint)), f"{uid} remembers {found}"
+
+
+def stored_state(connection: Connection, job_id: str, uid: str) -> set[tuple[Any, ...]]:
+    """The newest row of each key, read without the engine's own way of restoring."""
+    chunks = connection.execute(
+        "SELECT key_group, sequence, content FROM etl.state WHERE job_id = %s AND uid = %s"
+        " ORDER BY key_group, checkpoint_id",
+        [job_id, uid],
+    )
+    found: dict[tuple[Any, ...], tuple[Any, ...]] = {}
+    group_of: dict[tuple[Any, ...], int] = {}
+    for key_group, sequence, content in chunks:
+        rows = decode_rows(content)
+        keys = sum(name.startswith("key:") for name in rows.schema.names)
+        if sequence == 0:
+            found = {key: row for key, row in found.items() if group_of[key] != key_group}
+        for removed, *values in zip(*(column.to_pylist() for column in rows.columns), strict=True):
+            key = tuple(values[:keys])
+            assert group_of.setdefault(key, key_group) == key_group, f"key {key} is in two key groups"
+            found[key] = tuple(values)
+            if removed:
+                del found[key]
+    return set(found.values())
 
 
 def check_records(arena: Arena, kind: Kind, state: State) -> None:

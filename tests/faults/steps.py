@@ -34,6 +34,7 @@ _EVERY_RUN = (
     "run.ending",
     "run.ended",
 )
+_STATE = ("state.snapshotting", "state.snapshotted")
 _OWN_TRANSACTION = ("sink.begun", "sink.fenced", "sink.prepare.before")
 _COMMITTING = ("recover.listed", "commit.before", "commit.after")
 
@@ -44,6 +45,8 @@ STEPS: Mapping[str, frozenset[str]] = {
     "write-ahead": frozenset({*_EVERY_RUN, *_OWN_TRANSACTION, *_COMMITTING, "commit.delivered"}),
     "upsert": frozenset({*_EVERY_RUN, *_OWN_TRANSACTION}),
     "united": frozenset({*_EVERY_RUN, *_OWN_TRANSACTION, *_COMMITTING, "commit.delivered"}),
+    "keyed": frozenset({*_EVERY_RUN, *_OWN_TRANSACTION, *_COMMITTING, *_STATE}),
+    "keyed-apart": frozenset({*_EVERY_RUN, *_OWN_TRANSACTION, *_COMMITTING, *_STATE, "commit.delivered"}),
 }
 """By job: what a run emits that is not disturbed."""
 
@@ -55,6 +58,8 @@ RECOVERY_STEPS: Mapping[str, frozenset[str]] = {
     "two-phase-upsert": frozenset(SETTLING),
     "write-ahead": frozenset({*SETTLING, *_DELIVERING}),
     "united": frozenset({*SETTLING, *_DELIVERING}),
+    "keyed": frozenset(SETTLING),
+    "keyed-apart": frozenset({*SETTLING, *_DELIVERING}),
 }
 """By job: what a run emits before it reads, besides the steps of every start, when the one before has left a unit."""
 

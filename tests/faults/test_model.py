@@ -6,10 +6,11 @@ engine does now, and explore it again.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import pytest
 
+from etl.sink import Delivery
 from tests.faults import steps
 from tests.faults.cases import Undisturbed
 from tests.faults.fault import Step
@@ -17,13 +18,20 @@ from tests.faults.jobs import KINDS
 from tests.model import exploration, world
 from tests.model.protocol import COORDINATOR, Protocol
 from tests.model.protocol import Step as ModelStep
-from tests.model.world import World
+from tests.model.world import OTHER, SinkModel, World
 
-MODELS = {kind: "two-phase" if kind == "two-phase-upsert" else kind for kind in KINDS}
-"""An upsert by two-phase commit differs in its rows alone."""
+MODELS: Mapping[str, tuple[SinkModel, ...]] = {
+    **world.KINDS,
+    # It differs in its rows alone.
+    "two-phase-upsert": world.KINDS["two-phase"],
+    # What operators remember is recorded as positions are. Each of these sinks is explored in another job.
+    "keyed": (SinkModel(Delivery.TWO_PHASE), SinkModel(Delivery.IDEMPOTENT)),
+    "keyed-apart": (SinkModel(Delivery.WRITE_AHEAD, OTHER), SinkModel(Delivery.TRANSACTIONAL)),
+}
 
 LOCAL = {"source.batch", "source.barrier"}
-"""Steps of threads that the model does not have: they touch no server."""
+REMEMBERING = {"state.snapshotting", "state.snapshotted"}
+"""Steps of threads that the model does not have: they touch no server. The second are those of operators with state."""
 
 PLACED_BY_SIZE = {"sink.barrier", "sink.written"}
 """A sink sends its rows when it has enough of them: before the barrier or after it."""
@@ -33,7 +41,7 @@ CHECKPOINTS = 3
 
 
 def protocol_of(kind: str) -> Protocol:
-    return Protocol(world.KINDS[MODELS[kind]], rows=CHECKPOINTS, runs=2)
+    return Protocol(MODELS[kind], rows=CHECKPOINTS, runs=2)
 
 
 def emitted(kind: str, seen: Sequence[Step]) -> dict[int, list[str]]:
@@ -43,7 +51,7 @@ def emitted(kind: str, seen: Sequence[Step]) -> dict[int, list[str]]:
     }
     by_role: dict[int, list[str]] = {}
     for step in seen:
-        if step.name not in LOCAL:
+        if step.name not in LOCAL | REMEMBERING:
             by_role.setdefault(roles[step.thread], []).append(step.name)
     return {role: in_order(names) for role, names in by_role.items()}
 
@@ -110,6 +118,6 @@ def test_every_step_of_the_engine_is_in_the_model(kind: str) -> None:
     for _, event in (one for one in RECOVERIES if one[0] == kind):
         taken += recovery(protocol, killed_at(protocol, event, 2))
 
-    names = {name for step in taken for name in step.events} | LOCAL
+    names = {name for step in taken for name in step.events} | LOCAL | (REMEMBERING if KINDS[kind].states else set())
 
     assert names == steps.STEPS[kind] | steps.RECOVERY_STEPS.get(kind, frozenset())

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,26 @@ from benchmarks.server import NoPsqlError, Server, embedded_bindir
 
 ROWS = 2000
 LOOSE = 1e9
+STATE_SIZES = [
+    *("--rows", "3000", "--function-rows", "500", "--change-rows", "1000"),
+    *("--few-keys", "200", "--many-keys", "200", "--rounds", "1"),
+]
+# Stands in for Bytewax, whose environment takes a minute to make: the same arguments, the same table.
+STAND_IN = """
+import csv, os, sys
+from collections import defaultdict
+from decimal import Decimal
+import psycopg
+
+with open(sys.argv[2], newline="") as file, psycopg.connect(os.environ["ETL_DATABASE_URL"]) as connection:
+    totals = defaultdict(lambda: [Decimal(0), 0])
+    for row in csv.DictReader(file):
+        totals[row["key"]][0] += Decimal(row["amount"])
+        totals[row["key"]][1] += 1
+    assert len(sys.argv) == 3 or os.path.isdir(sys.argv[3])
+    rows = [(key, *total) for key, total in totals.items()]
+    connection.cursor().executemany("INSERT INTO totals VALUES (%s, %s, %s)", rows)
+"""
 
 
 @pytest.fixture
@@ -89,6 +111,42 @@ def test_startup_prints_medians_against_bounds(server: Server, monkeypatch: pyte
         ("etl run, nothing new", 1.0, "s"),
     ]
     assert result.exit_code == (0 if content["ok"] else 1)
+
+
+@pytest.fixture
+def stand_in(tmp_path: Path) -> Path:
+    (tmp_path / "stand_in.py").write_text(STAND_IN)
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {tmp_path}/stand_in.py "$@"\n')
+    python.chmod(0o755)
+    return python
+
+
+def test_state_prints_ratios_against_bounds(
+    server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, stand_in: Path
+) -> None:
+    options = ["--bytewax-python", str(stand_in), "--cache-dir", str(tmp_path / "cache"), "--json"]
+    result = _invoke(server, monkeypatch, "state", *STATE_SIZES, *options)
+    assert result.exit_code == 1, result.output  # the stand-in has no framework to load
+    content = _only_object(result.stdout)
+    assert [(check["name"], check["bound"], check["unit"]) for check in content["checks"]] == [
+        ("expressions / Bytewax, time a row, 200 keys", 0.1, "×"),
+        ("function / Bytewax, time a row, 200 keys", 0.5, "×"),
+        ("checkpoint every second / at the end, time", 1.05, "×"),
+        ("bytes of changed keys / of all keys", 0.05, "×"),
+        ("restore of 200 keys", 2.0, "s"),
+    ]
+    assert content["figures"]["checkpoints whose bytes were counted"][0] >= 1
+    assert content["figures"]["Bytewax with recovery, 200 keys, s"][0] > 0
+    assert content["setting"]["change_rows"] == 1000
+
+
+def test_totals_that_are_others_are_no_result(server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("benchmarks.state.polars_totals", lambda _task: Measured(1.0, 1, "200 0.00 3000\n"))
+    options = ["--without-bytewax", "--cache-dir", str(tmp_path / "cache")]
+    result = _invoke(server, monkeypatch, "state", *STATE_SIZES, *options)
+    assert result.exit_code == 2
+    assert "printed was 200 0.00 3000, the file holds 200 " in result.stderr
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: str(pair.name))

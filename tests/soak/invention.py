@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
-from tests.faults.described import DescribedJob, DescribedSink, Node, Operation, Way
+from tests.faults.described import STATEFUL, DescribedJob, DescribedSink, Node, Operation, Way
 from tests.faults.fault import Action, Fault
 from tests.faults.proxy import Incident, Loss
 from tests.faults.steps import RECOVERY_STEPS, STEPS
@@ -38,6 +38,9 @@ HOLDING_THE_HEAD = frozenset({"checkpoint.head_advanced", "checkpoint.recorded"}
 
 BEFORE_THE_FENCE = ("lease.claiming", "recovery.begin", "recovery.sessions_ended", "recovery.settled")
 """There a second run waits for nothing that a first one holds."""
+
+EACH_ROW = (Operation.KEEP, Operation.CHOOSE, Operation.ADD, Operation.TURN, Operation.REPEAT, Operation.MARK)
+REMEMBERING_STEPS = ("state.snapshotting", "state.snapshotted")
 
 STATEMENTS = ("COMMIT", "BEGIN", "COPY", "INSERT INTO", "UPDATE etl.head", "UPDATE etl.fence", "SELECT", "DELETE FROM")
 PREPARED = ("PREPARE TRANSACTION", "COMMIT PREPARED", "ROLLBACK PREPARED")
@@ -85,7 +88,8 @@ class _Inventor:
     def _cycle(self, growth: Sequence[Growth], happening: Happening, *, idle: bool = False) -> Cycle:
         random = self._random
         interval_s = random.choice((600.0, 600.0, 600.0, 600.0, 0.02))
-        return Cycle(tuple(growth), random.randint(2, 14), random.randint(1, 6), interval_s, happening, idle)
+        rows, batch_rows, parallelism = random.randint(2, 14), random.randint(1, 6), random.choice((1, 1, 2, 3, 7))
+        return Cycle(tuple(growth), rows, batch_rows, interval_s, parallelism, happening, idle)
 
 
 # --- the job ----------------------------------------------------------------------------------------------------------
@@ -144,16 +148,15 @@ class _JobInventor:
         )
 
     def _chain(self, node: int) -> int:
-        """Up to two operators behind a node."""
+        """Up to two operators behind a node; one that remembers only where there is an order of the rows."""
         for _ in range(self.random.choice((0, 0, 1, 1, 2))):
-            operation = self.random.choice(
-                (Operation.KEEP, Operation.CHOOSE, Operation.ADD, Operation.TURN, Operation.REPEAT, Operation.MARK)
-            )
+            is_ordered = self.origins[node].total() == 1
+            operation = self.random.choice((*EACH_ROW, *STATEFUL) if is_ordered else EACH_ROW)
             node = self._add(Node(operation, (node,), self._number(operation)), self.origins[node])
         return node
 
     def _number(self, operation: Operation) -> int:
-        if operation in (Operation.CHOOSE, Operation.TURN):
+        if operation in (Operation.CHOOSE, Operation.TURN, Operation.FIRST):
             return 0
         return self.random.randint(2, 4)
 
@@ -177,6 +180,7 @@ class _FaultInventor:
         recovering = self.random.random() < 0.3
         kinds = {str(sink.way) for sink in self.job.sinks}
         found = {step for kind in kinds for step in STEPS[kind]}
+        found.update(REMEMBERING_STEPS if self.job.remembers else ())
         return sorted(found.union(*(RECOVERY_STEPS.get(kind, ()) for kind in kinds)) if recovering else found)
 
     def _fault(self, action: Action, *, without: frozenset[str] = frozenset()) -> Fault:

@@ -136,12 +136,15 @@ class Reading:
 
     def coming(self) -> Mapping[str, list[Row]]:
         """By sink, the rows that come to it behind the head."""
-        offsets = self._head.offsets[self._head.checkpoint]
-        unread = {
-            source: [row for file in files for row in file.rows_after(offsets.get(file.name, 0))]
-            for source, files in self._files.items()
+        everything = {
+            source: [row for file in files for row in file.rows_after(0)] for source, files in self._files.items()
         }
-        return truth.arrivals(self._job, unread)
+        came = self.came(self._head.checkpoint)
+        # Not what comes of the unread rows alone: some operations remember those before.
+        return {
+            uid: list((Counter(rows) - Counter(came[uid])).elements())
+            for uid, rows in truth.arrivals(self._job, everything).items()
+        }
 
     def shown(self, sink: DescribedSink, checkpoint: int) -> Rows:
         """What the sink shows when all of a checkpoint and nothing else is visible."""

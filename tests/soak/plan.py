@@ -150,6 +150,7 @@ class Cycle:
         rows: Rows of a checkpoint.
         batch_rows: Most rows in a batch.
         interval_s: Seconds from one checkpoint to the next.
+        parallelism: Of operations that remember.
         happening: The run or the runs.
         idle: Whether there is nothing to do.
     """
@@ -158,6 +159,7 @@ class Cycle:
     rows: int
     batch_rows: int
     interval_s: float
+    parallelism: int
     happening: Happening
     idle: bool = False
 
@@ -169,7 +171,7 @@ class Cycle:
     def __str__(self) -> str:
         grown = f"{', '.join(map(str, self.growth))} row(s); " if self.growth else ""
         interval = f", {self.interval_s:g} s" if self.interval_s < 1 else ""
-        sizes = f"checkpoint {self.rows} rows{interval}, batch {self.batch_rows}"
+        sizes = f"checkpoint {self.rows} rows{interval}, batch {self.batch_rows}, parallelism {self.parallelism}"
         return f"{grown}{'nothing to do; ' if self.idle else ''}{self.happening} ({sizes})"
 
 

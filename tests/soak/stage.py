@@ -61,7 +61,12 @@ class Stage:
             with (Path(request.input_dir) / growth.name).open("ab") as file:
                 file.write(growth.text.encode())
         assert request.described is not None
-        described = replace(request.described, batch_rows=cycle.batch_rows, interval_s=cycle.interval_s)
+        described = replace(
+            request.described,
+            batch_rows=cycle.batch_rows,
+            interval_s=cycle.interval_s,
+            parallelism=cycle.parallelism,
+        )
         return replace(request, described=described, rows=cycle.rows)
 
     def run(self, request: RunRequest) -> tuple[int, RunResult | None]:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import assert_never
 
-from tests.faults.described import DescribedJob, DescribedSink, Node, Operation
+from tests.faults.described import STATEFUL, DescribedJob, DescribedSink, Node, Operation
 from tests.soak.files import Row
 
 Rows = Counter[Row]
@@ -20,8 +20,26 @@ def arrivals(job: DescribedJob, read: Mapping[str, Sequence[Row]]) -> dict[str, 
             streams.append(list(read[node.source]))
         else:
             came = [row for number in node.inputs for row in streams[number]]
-            streams.append([changed for row in came for changed in _changed(node, row)])
+            streams.append(_remembering(node, came) if node.operation in STATEFUL else _each_changed(node, came))
     return {sink.uid: streams[sink.node] for sink in job.sinks}
+
+
+def _each_changed(node: Node, came: Iterable[Row]) -> list[Row]:
+    return [changed for row in came for changed in _changed(node, row)]
+
+
+def _remembering(node: Node, came: Iterable[Row]) -> list[Row]:
+    """What becomes of rows by those of their key that came before."""
+    counts: Counter[int] = Counter()
+    found = []
+    for row in came:
+        id_, key, version, _, price, note = row
+        counts[key] += 1
+        if node.operation is Operation.COUNT:
+            found.append((id_, key, version, counts[key] + node.number, price, note))
+        elif counts[key] == 1:
+            found.append(row)
+    return found
 
 
 def _changed(node: Node, row: Row) -> Iterable[Row]:
@@ -43,8 +61,8 @@ def _changed(node: Node, row: Row) -> Iterable[Row]:
             return [(id_, key, version, amount, price, None if note is None else f"{note}{n}")]
         case Operation.UNITE:
             return [row]
-        case Operation.READ:
-            raise AssertionError("a source has no input")
+        case Operation.READ | Operation.FIRST | Operation.COUNT:
+            raise AssertionError(f"{node.operation} does not look at one row alone")
         case _:
             assert_never(node.operation)
 

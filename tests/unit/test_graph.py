@@ -225,6 +225,34 @@ def test_uids_must_be_there_and_differ() -> None:
     ]
 
 
+def test_uids_of_operators_must_be_there_and_differ() -> None:
+    job, orders = orders_job()
+    orders.deduplicate("orders", "id").write("out", DeclaredSink())
+    orders.key_by("id").aggregate("out", rows=pl.len()).write("totals", DeclaredSink())
+    orders.deduplicate("", "id").write("x", DeclaredSink())
+    found = problems(job)
+    assert found[0].startswith('deduplicate "orders": the uid "orders" is already used')
+    assert found[1].startswith('aggregate "out": the uid "out" is already used')
+    assert found[2] == "deduplicate: it has no uid"
+
+
+def test_aggregation_of_results_is_refused() -> None:
+    job, orders = orders_job()
+    totals = orders.key_by("id", "status").aggregate("totals", rows=pl.len())
+    totals.filter(pl.col("rows") > 1).key_by("status").aggregate("again", most=pl.col("rows").max()).write(
+        "out", DeclaredSink()
+    )
+    assert problems(job) == ['aggregate "again": it would count the results of "totals" again each time they change']
+
+
+def test_operators_with_state_are_nodes_of_their_own() -> None:
+    job, orders = orders_job()
+    orders.deduplicate("seen", ["id"]).filter(pl.col("id") > 1).write("out", DeclaredSink())
+    graph = job.graph()
+    assert [(node.uid, node.id) for node in graph.operators] == [("seen", "seen")]
+    assert graph.consumers("seen") == ("filter-1",)
+
+
 def test_stream_that_is_never_written_is_found() -> None:
     job, orders = orders_job()
     orders.filter(pl.col("id") > 1)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import polars as pl
 import pytest
 
 from etl.guarantee import Guarantee, classic_markdown, classic_table, guarantee_of, guarantees_of
@@ -13,6 +14,7 @@ from tests.support.declarations import (
     OneTimeSource,
     TwoPhaseSink,
     VersionedSink,
+    orders_job,
 )
 
 
@@ -87,3 +89,29 @@ def test_classic_table_as_markdown_has_a_line_for_each_row() -> None:
     lines = classic_markdown().splitlines()
     assert lines[:2] == ["| source | sink | guarantee | because |", "|---|---|---|---|"]
     assert len(lines) == 2 + len(classic_table())
+
+
+@pytest.mark.parametrize(
+    ("sink", "united", "expected"),
+    [
+        (TwoPhaseSink(), True, Guarantee.EXACTLY_ONCE),
+        (VersionedSink(), True, Guarantee.AT_LEAST_ONCE),
+        (VersionedSink(), False, Guarantee.EXACTLY_ONCE),
+    ],
+)
+def test_first_of_several_inputs_weakens_sinks_that_show_rows_early(
+    sink: DeclaredSink, united: bool, expected: Guarantee
+) -> None:
+    job, orders = orders_job()
+    stream = orders.union(job.read("more", DeclaredSource())) if united else orders
+    stream.deduplicate("seen", "status").write("out", sink)
+    (found,) = guarantees_of(job.graph(), CheckpointMode.EXACTLY_ONCE)
+    assert found.guarantee is expected
+    assert '"seen": its state is stored with the positions' in found.reasons
+
+
+def test_aggregation_does_not_care_which_input_comes_first() -> None:
+    job, orders = orders_job()
+    united = orders.union(job.read("more", DeclaredSource()))
+    united.key_by("status").aggregate("rows", rows=pl.len()).write("out", VersionedSink())
+    assert guarantees_of(job.graph(), CheckpointMode.EXACTLY_ONCE)[0].guarantee is Guarantee.EXACTLY_ONCE

@@ -157,3 +157,22 @@ def test_graph_can_be_computed_again() -> None:
     job, orders = orders_job()
     orders.filter(pl.col("id") > 1).write("paid", DeclaredSink())
     assert [node.id for node in job.graph().nodes] == [node.id for node in job.graph().nodes]
+
+
+@pytest.mark.parametrize("parallelism", [0, 129, -1, 1.5, True, "2"])
+def test_parallelism_is_a_number_of_key_groups_at_most(parallelism: object) -> None:
+    job = complete(Job("revenue", parallelism=parallelism))  # type: ignore[arg-type]
+    assert problems(job) == [f"parallelism: {parallelism!r} is not 1 to 128"]
+    other = Job("revenue")
+    seen = other.read("orders", DeclaredSource()).deduplicate("seen", "id", parallelism=parallelism)  # type: ignore[arg-type]
+    seen.write("out", DeclaredSink())
+    assert [problem.split(": ", 1)[1] for problem in problems(other)] == [
+        f"parallelism {parallelism!r} is not 1 to 128"
+    ]
+
+
+def test_state_is_refused_where_positions_are_stored_before_it() -> None:
+    job = Job("revenue", mode=CheckpointMode.AT_MOST_ONCE)
+    job.read("orders", DeclaredSource()).deduplicate("seen", "id").write("out", DeclaredSink())
+    (problem,) = problems(job)
+    assert problem.endswith("in mode at-most-once positions are stored before the state that belongs to them")

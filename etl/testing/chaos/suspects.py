@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import polars as pl
 
 from etl.graph import JobGraph, TransformationNode
+from etl.keyed import Aggregate, Process
 from etl.transformation import Filter, FlatMap, Map, MapBatches, Select, Transformation, WithColumns
 
 _NONE = (
@@ -26,7 +27,7 @@ def suspects(graph: JobGraph, sink_id: str) -> tuple[str, ...]:
 
 
 def _is_suspect(transformation: Transformation) -> bool:
-    if not transformation.deterministic or isinstance(transformation, Map | FlatMap | MapBatches):
+    if not transformation.deterministic or isinstance(transformation, Map | FlatMap | MapBatches | Process):
         return True
     return any(not isinstance(part, pl.Expr) or "python_udf" in str(part) for part in _parts(transformation))
 
@@ -40,6 +41,8 @@ def _parts(transformation: Transformation) -> Iterable[object]:
             return transformation.expressions
         case WithColumns():
             return transformation.columns
+        case Aggregate():
+            return [expression for _, expression in transformation.expressions]
         case _:
             return ()
 

@@ -22,6 +22,7 @@ from etl.runtime.message import (
     ReleaseBarrier,
     SourceActivity,
     SourceDry,
+    StateSnapshotted,
     StopReading,
     StopRequested,
     SubtaskEnded,
@@ -29,6 +30,7 @@ from etl.runtime.message import (
     UnitStaged,
 )
 from etl.sink import CheckpointMode, Committable, Committer
+from etl.state import StateChunk
 from etl.store.checkpoints import CompletedCheckpoint
 from etl.store.tables import Trigger
 
@@ -90,9 +92,11 @@ class World:
         mode: CheckpointMode = CheckpointMode.EXACTLY_ONCE,
         policy: CheckpointPolicy = CheckpointPolicy(interval_s=1e6),  # noqa: B008 - immutable
         moved: bool = True,
+        stateful: Sequence[str] = (),
         step_s: float = 0.0,
     ) -> None:
         self.log: list[object] = []
+        self.completed: list[CompletedCheckpoint] = []
         self.activity = SourceActivity(moved=moved)
         self._coordinator = Coordinator(
             mode=mode,
@@ -101,6 +105,7 @@ class World:
             sources=[SourceHandle("src", self._command, self.activity)],
             committers={"two": RecordingCommitter(self.log), "plain": None},
             subtasks=["src", "two", "plain"],
+            stateful=stateful,
             inbox=Inbox(script),  # type: ignore[arg-type]
             outlets=Outlets(
                 complete=self._complete,
@@ -121,6 +126,7 @@ class World:
         self.log.append(command)
 
     def _complete(self, completed: CompletedCheckpoint) -> None:
+        self.completed.append(completed)
         self.log.append(("complete", completed.checkpoint_id, completed.trigger, len(completed.committables)))
 
     def _committed(self, checkpoint_id: int, rows_written: Mapping[str, int]) -> None:
@@ -159,6 +165,25 @@ def test_coordinator_waits_for_every_acknowledgement() -> None:
     with pytest.raises(KeyError):
         world.run()
     assert world.log == [TakeSnapshot(5)]
+
+
+def remembered(subtask: str, number: int, *chunks: int) -> Message:
+    made = [StateChunk("totals", group, 0, 1, b"", b"") for group in chunks]
+    return StateSnapshotted(subtask, number, "totals", made, len(made) + 2)
+
+
+def test_coordinator_waits_for_the_state_of_every_subtask() -> None:
+    early = [SourceDry("src"), snapshotted(5), staged("two", 5), staged("plain", 5), remembered("totals[0]", 5, 3)]
+    waiting = World([*early, Failed(KeyError("enough"))], stateful=["totals[0]", "totals[1]"])
+    with pytest.raises(KeyError):
+        waiting.run()
+    assert waiting.log == [TakeSnapshot(5)]
+
+    done = World([*early, remembered("totals[1]", 5, 70, 71), *ENDED], stateful=["totals[0]", "totals[1]"])
+    done.run()
+
+    assert [chunk.key_group for chunk in done.completed[0].state] == [3, 70, 71]
+    assert done.completed[0].states == {"totals": 7}
 
 
 def test_coordinator_triggers_when_a_source_has_filled_its_unit() -> None:

@@ -1,0 +1,153 @@
+"""``etl state``: what the operators of a job remember, as of its last completed checkpoint."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+from etl.cli.connecting import load_settings, open_store, query
+from etl.cli.output import format_bytes, format_table, write_json, write_line, write_out
+from etl.cli.status import jsonable, unknown_job
+from etl.errors import ConfigurationError
+from etl.settings import Settings
+from etl.state import Fragment
+from etl.store.database import Connection
+
+_OPERATORS = """
+    SELECT operator, key_groups, chunks, bytes::int8 AS bytes, last_changed
+      FROM etl.operator_states WHERE job = %(job)s ORDER BY operator
+"""
+_KNOWN = "SELECT name FROM etl.job WHERE name = %(job)s"
+_HEAD = """
+    SELECT h.job_id, h.incarnation, h.checkpoint_id, c.states
+      FROM etl.head h
+      JOIN etl.job j USING (job_id)
+      LEFT JOIN etl.checkpoint c USING (job_id, incarnation, checkpoint_id)
+     WHERE j.name = %s
+"""
+_HEADERS = ("OPERATOR", "KEY GROUPS", "CHUNKS", "SIZE", "LAST CHANGED IN CHECKPOINT")
+
+
+@dataclass(frozen=True, slots=True)
+class _Checkpoint:
+    job_id: str
+    incarnation: int
+    checkpoint_id: int
+
+
+@click.group()
+def state() -> None:
+    """Show and export what operators remember, as of the last completed checkpoint."""
+
+
+@state.command()
+@click.argument("job")
+@click.argument("operator", required=False)
+@click.option("--limit", type=click.IntRange(1, 100_000), default=20, show_default=True, help="How many keys.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON list.")
+def show(job: str, operator: str | None, limit: int, as_json: bool) -> None:
+    """Show how much each operator of JOB (its name) remembers; with OPERATOR (its uid), the first keys."""
+    settings = load_settings()
+    if operator is None:
+        _show_operators(settings, job, as_json=as_json)
+        return
+    rows = list(itertools.islice(_rows(settings, job, operator), limit))
+    if as_json:
+        write_json(rows, indent=2)
+    elif rows:
+        headers = [name for part in rows[0].values() for name in part]
+        write_out(
+            format_table(headers, [[_cell(value) for part in row.values() for value in part.values()] for row in rows])
+        )
+    else:
+        write_line(f'operator "{operator}" remembers nothing')
+
+
+@state.command()
+@click.argument("job")
+@click.argument("operator")
+def export(job: str, operator: str) -> None:
+    """Print everything that OPERATOR (its uid) of JOB (its name) remembers, as JSON Lines, a line for each key."""
+    for row in _rows(load_settings(), job, operator):
+        # Not write_json, which blackens what looks like a password: these are the user's data, exactly.
+        write_out(json.dumps(row, ensure_ascii=False, allow_nan=False))
+
+
+def _show_operators(settings: Settings, job: str, *, as_json: bool) -> None:
+    rows = query(settings, _OPERATORS, {"job": job})
+    if not rows and not query(settings, _KNOWN, {"job": job}):
+        raise unknown_job(settings, job)
+    if as_json:
+        write_json([jsonable(row) for row in rows], indent=2)
+    elif rows:
+        cells = [
+            (row["operator"], row["key_groups"], row["chunks"], format_bytes(row["bytes"]), row["last_changed"])
+            for row in rows
+        ]
+        write_out(format_table(_HEADERS, cells, numeric=_HEADERS[1:]))
+    else:
+        write_line(f'no operator of job "{job}" has stored anything')
+
+
+def _rows(settings: Settings, job: str, operator: str) -> Iterator[dict[str, dict[str, Any]]]:
+    """For each key ``{"key": {…}, "state": {…}}``, with values as JSON has them: exact decimals and times as text."""
+    # Imported here: the list of operators is shown without NumPy.
+    from msgspec import to_builtins
+
+    from etl.operators.keyed.reading import rows_of_state
+
+    for batch in rows_of_state(operator, _fragments(settings, job, operator)):
+        for row in batch.to_pylist():
+            parts: dict[str, dict[str, Any]] = {"key": {}, "state": {}}
+            for name, value in row.items():
+                part, _, column = name.partition(":")
+                parts[part][column] = _spelled(to_builtins(value))
+            yield parts
+
+
+def _spelled(value: Any) -> Any:
+    """JSON has no NaN and no infinity: they become what PostgreSQL calls them."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, dict):
+        return {name: _spelled(one) for name, one in value.items()}
+    return [_spelled(one) for one in value] if isinstance(value, list) else value
+
+
+def _fragments(settings: Settings, job: str, operator: str) -> Sequence[Fragment]:
+    from etl.store.state import restore
+    from etl.transaction import transaction
+
+    with ExitStack() as stack:
+        store = stack.enter_context(open_store(settings))
+        connection = stack.enter_context(store.database.connect("etl:cli"))
+        # One snapshot: a run may complete the next checkpoint and prune meanwhile.
+        stack.enter_context(transaction(connection))
+        connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        checkpoint, states = _head(connection, settings, job)
+        if operator not in states:
+            known = ", ".join(sorted(states)) or "none"
+            raise ConfigurationError(
+                f'operator "{operator}" of job "{job}" has no state at checkpoint {checkpoint.checkpoint_id}; those'
+                f" that have: {known}"
+            )
+        return restore(connection, checkpoint, {operator: states[operator]})[operator]
+
+
+def _head(connection: Connection, settings: Settings, job: str) -> tuple[_Checkpoint, Mapping[str, int]]:
+    row = connection.execute(_HEAD, [job]).fetchone()
+    if row is None:
+        raise unknown_job(settings, job)
+    *key, states = row
+    return _Checkpoint(*key), states or {}
+
+
+def _cell(value: Any) -> str:
+    return "NULL" if value is None else str(value)

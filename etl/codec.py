@@ -1,0 +1,61 @@
+"""Bytes of a chunk of state: versioned, and the same for the same rows.
+
+::
+
+    4 bytes  "ETLS"
+    1 byte   version of the format: 1
+    rest     an Arrow IPC stream with one batch, compressed with zstd
+
+Every version of this package reads what every earlier one has written; stored examples in the tests see to that.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+
+import pyarrow as pa
+
+from etl.errors import StateError
+
+FORMAT = 1
+_MAGIC = b"ETLS"
+_OPTIONS = pa.ipc.IpcWriteOptions(metadata_version=pa.ipc.MetadataVersion.V5, unify_dictionaries=False)
+
+
+def encode_rows(rows: pa.RecordBatch) -> bytes:
+    """Rows as bytes."""
+    stream = io.BytesIO()
+    with pa.ipc.new_stream(stream, rows.schema, options=_OPTIONS) as writer:
+        writer.write_batch(rows)
+    size = len(stream.getbuffer()).to_bytes(8, "little")
+    return _MAGIC + bytes([FORMAT]) + size + bytes(pa.compress(stream.getvalue(), codec="zstd", asbytes=True))
+
+
+def decode_rows(content: bytes) -> pa.RecordBatch:
+    """Bytes as rows.
+
+    Raises:
+        StateError: The bytes are no chunk, or one of a newer version; the message says which, not whose it is.
+    """
+    if content[:4] != _MAGIC:
+        raise StateError("it does not begin like a chunk of state")
+    if content[4] != FORMAT:
+        raise StateError(f"its format is {content[4]}, this version of etl reads up to {FORMAT}: install a newer one")
+    size = int.from_bytes(content[5:13], "little")
+    try:
+        stream = pa.decompress(content[13:], decompressed_size=size, codec="zstd")
+        with pa.ipc.open_stream(stream) as reader:
+            return reader.read_next_batch()
+    except (pa.ArrowException, OSError, StopIteration) as error:
+        raise StateError(f"it cannot be decoded: {error}") from error
+
+
+def digest(*parts: str | int | bytes) -> bytes:
+    """SHA-256 over parts, each with its length, so that no part can pass for a piece of its neighbour."""
+    hashed = hashlib.sha256()
+    for part in parts:
+        content = part if isinstance(part, bytes) else str(part).encode()
+        hashed.update(len(content).to_bytes(8, "little"))
+        hashed.update(content)
+    return hashed.digest()

@@ -1,0 +1,391 @@
+"""Transformations that keep state by key, as inert data; carried out by :mod:`etl.operators.keyed`.
+
+What they remember belongs to their uid and is part of every checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from etl.errors import ConfigurationError, Finding
+from etl.lazy import LazyModule
+from etl.schema import Field, PostgresType, Schema
+from etl.transformation import (
+    Row,
+    Transformation,
+    declared_schema,
+    evaluate_empty,
+    inherited_types,
+    require_row_wise,
+    typed_schema,
+)
+
+if TYPE_CHECKING:
+    import polars as pl
+else:
+    pl = LazyModule("polars")
+
+PARALLELISM_MAX = 128
+"""The number of key groups."""
+
+SUM_DIGITS = 38
+_NO_KEYS = ("json", "jsonb")
+
+
+class Emission(StrEnum):
+    """When an aggregation emits a key whose values have changed."""
+
+    CHECKPOINT = "checkpoint"
+    """Once a checkpoint, with the values at its barrier."""
+    UPDATE = "update"
+    """After every batch that changed it."""
+
+
+class AggregateKind(StrEnum):
+    """What is remembered of the values of a key."""
+
+    LEN = "len"
+    COUNT = "count"
+    SUM = "sum"
+    MIN = "min"
+    MAX = "max"
+    MEAN = "mean"
+    FIRST = "first"
+    LAST = "last"
+    FIRST_BY = "first by"
+    LAST_BY = "last by"
+
+
+@dataclass(frozen=True, slots=True)
+class AggregateColumn:
+    """One column of an aggregation.
+
+    Attributes:
+        name: Of the column.
+        kind: What is remembered.
+        value: Expression over a row; None for ``pl.len()``.
+        value_type: Its type.
+        order: What decides between first and last, None where the order of arrival does.
+        order_type: Its type, ``value_type`` where there is no order.
+        type: Of the result.
+    """
+
+    name: str
+    kind: AggregateKind
+    value: pl.Expr | None
+    value_type: PostgresType
+    order: pl.Expr | None
+    order_type: PostgresType
+    type: PostgresType
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Stateful(Transformation):
+    """Rows with the same key meet in the same subtask, which remembers something of them.
+
+    Attributes:
+        uid: Names the state in the store, across runs and changes of the code.
+        keys: Columns that make the key; NULL is a key like any other.
+        parallelism: Number of subtasks; the job's when None.
+    """
+
+    uid: str
+    keys: tuple[str, ...]
+    _: KW_ONLY
+    parallelism: int | None = None
+
+    def key_fields(self, schema: Schema) -> tuple[Field, ...]:
+        """The key's columns.
+
+        Raises:
+            ConfigurationError: One is missing, given twice, or of a type that has no equality.
+        """
+        findings = list(self._key_findings(schema))
+        if findings:
+            raise ConfigurationError.from_findings(str(self), findings)
+        return tuple(Field(name, schema[name]) for name in self.keys)
+
+    def _key_findings(self, schema: Schema) -> Iterable[Finding]:
+        if not self.keys:
+            yield self.finding("it has no key", 'name at least one column, e.g. key_by("customer_id")')
+        for name in sorted({name for name in self.keys if self.keys.count(name) > 1}, key=str):
+            yield self.finding(f"key column {name!r} is given twice", "name it once")
+        for name in dict.fromkeys(self.keys):
+            if name not in schema:
+                yield self.finding(f"key column {name!r} is not there", f"choose from: {schema}")
+            elif schema[name].is_array or schema[name].base in _NO_KEYS:
+                problem = f'key column "{name}" is {schema[name]}, whose values have no equality here'
+                yield self.finding(problem, "compute a key of another type with with_columns(…) before")
+
+    def __str__(self) -> str:
+        return f'{self.kind} "{self.uid}" at {self.location}'
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Aggregate(Stateful):
+    """One row of results for each key, emitted again when it has changed."""
+
+    kind = "aggregate"
+
+    expressions: tuple[tuple[str, object], ...] = ()
+    declared: Mapping[str, str] | None = None
+    emission: Emission = Emission.CHECKPOINT
+
+    def output_schema(self, inputs: Sequence[Schema]) -> Schema:
+        """The key's columns, then one column for each expression."""
+        columns = self.columns(inputs[0])
+        return Schema((*self.key_fields(inputs[0]), *(Field(column.name, column.type) for column in columns)))
+
+    def columns(self, schema: Schema) -> tuple[AggregateColumn, ...]:
+        """What each expression asks for.
+
+        Raises:
+            ConfigurationError: It is none that can be carried on from batch to batch.
+        """
+        self.key_fields(schema)
+        declared = declared_schema(self, self.declared) or Schema(())
+        found: list[AggregateColumn] = []
+        findings = [*self._argument_findings(), *self._name_findings(declared)]
+        for name, expression in self.expressions:
+            try:
+                found.append(self._column(name, expression, schema, declared))
+            except ConfigurationError as error:
+                findings += error.findings
+        if findings:
+            raise ConfigurationError.from_findings(str(self), findings)
+        return tuple(found)
+
+    def describe(self) -> str:
+        """Key and columns."""
+        columns = ", ".join(f"{name}={expression}" for name, expression in self.expressions)
+        return f"aggregate by {', '.join(self.keys)}: {columns}"
+
+    def _argument_findings(self) -> Iterable[Finding]:
+        if not self.expressions:
+            yield self.finding("no columns are given", "e.g. aggregate(uid, total=pl.col(…).sum(), rows=pl.len())")
+        if self.emission not in list(Emission):
+            yield self.finding(f"emit={self.emission!r} is unknown", f"choose from {', '.join(Emission)}")
+
+    def _name_findings(self, declared: Schema) -> Iterable[Finding]:
+        names = [name for name, _ in self.expressions]
+        for name in names:
+            if name in self.keys:
+                yield self.finding(f'column "{name}" is a column of the key', "give the result another name")
+        for field in declared:
+            if field.name not in names:
+                yield self.finding(f'schema declares "{field.name}", which is not computed', "remove it there")
+
+    def _column(self, name: str, expression: object, schema: Schema, declared: Schema) -> AggregateColumn:
+        kind, value, order = self._recognised(name, expression)
+        value_type = self._type_of(name, value, schema) if value is not None else PostgresType.parse("int8")
+        order_type = self._type_of(name, order, schema) if order is not None else value_type
+        result = _result_type(kind, value_type)
+        if result is None or (order is not None and not _has_order(order_type)):
+            problem = f'column "{name}": there is no {kind} of {value_type}' + (
+                f" ordered by {order_type}" if order is not None else ""
+            )
+            raise self.refusal(problem, "cast the column to another type before")
+        wanted = next((field.type for field in declared if field.name == name), result)
+        if wanted != result and not _is_wider_sum(kind, value_type, wanted):
+            problem = f'column "{name}" is {result}, not {wanted} as declared'
+            raise self.refusal(problem, "cast it with with_columns(…) behind the aggregation")
+        return AggregateColumn(name, kind, value, value_type, order, order_type, wanted)
+
+    def _type_of(self, name: str, expression: pl.Expr, schema: Schema) -> PostgresType:
+        require_row_wise(self, [expression], schema)
+        named = expression.alias(name)
+        yielded = evaluate_empty(self, [named], schema)
+        return typed_schema(self, yielded, inherited_types([named], schema), None)[name]
+
+    def _recognised(self, name: str, expression: object) -> tuple[AggregateKind, pl.Expr | None, pl.Expr | None]:
+        """The aggregate that an expression asks for, told by rebuilding it from its parts and comparing."""
+        if isinstance(expression, pl.Expr):
+            bare = expression.meta.undo_aliases()
+            if bare.meta.eq(pl.len()):
+                return AggregateKind.LEN, None, None
+            for inner in bare.meta.pop():
+                for kind, rebuilt in _candidates(inner):
+                    if rebuilt.meta.eq(bare):
+                        return self._with_order(kind, inner)
+        raise self.refusal(
+            f'column "{name}": {expression} is no aggregate that can be carried on from batch to batch',
+            "use len, count, sum, min, max, mean, first or last of an expression over single rows, or"
+            " sort_by(one expression).first() or .last(); compute with the results behind the aggregation",
+        )
+
+    def _with_order(self, kind: AggregateKind, inner: pl.Expr) -> tuple[AggregateKind, pl.Expr | None, pl.Expr | None]:
+        ordered = {AggregateKind.FIRST: AggregateKind.FIRST_BY, AggregateKind.LAST: AggregateKind.LAST_BY}
+        parts = inner.meta.pop() if kind in ordered else []
+        if len(parts) == 2:
+            for value, order in (parts, parts[::-1]):
+                if value.sort_by(order).meta.eq(inner):
+                    return ordered[kind], value, order
+        return kind, inner, None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Deduplicate(Stateful):
+    """The first row of each key, and no other."""
+
+    kind = "deduplicate"
+
+    def output_schema(self, inputs: Sequence[Schema]) -> Schema:
+        """The input's columns, unchanged."""
+        self.key_fields(inputs[0])
+        return inputs[0]
+
+    def describe(self) -> str:
+        """The key."""
+        return f"deduplicate by {', '.join(self.keys)}"
+
+
+@dataclass(frozen=True, slots=True)
+class ValueState:
+    """One value for each key; None until it is set.
+
+    Attributes:
+        type: Column type of the value, e.g. ``"numeric(12,2)"``.
+    """
+
+    type: str
+
+
+@dataclass(frozen=True, slots=True)
+class ListState:
+    """A list for each key; empty until something is appended.
+
+    Attributes:
+        type: Column type of an element.
+    """
+
+    type: str
+
+
+@dataclass(frozen=True, slots=True)
+class MapState:
+    """A dictionary for each key; empty until something is set.
+
+    Attributes:
+        key: Column type of its keys, which are never None.
+        value: Column type of its values.
+    """
+
+    key: str
+    value: str
+
+
+StateSpec = ValueState | ListState | MapState
+
+KeyFunction = Callable[[Row, Any], "Iterable[Mapping[str, Any]] | None"]
+"""From a row and the state of its key to rows."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Process(Stateful):
+    """Any number of rows for each row, by a Python function that remembers something of each key."""
+
+    kind = "process"
+
+    function: KeyFunction
+    states: Mapping[str, StateSpec]
+    declared: Mapping[str, str] | None = None
+
+    def output_schema(self, inputs: Sequence[Schema]) -> Schema:
+        """The declared columns, or the input's."""
+        findings = list(self._findings())
+        for find in (lambda: self.key_fields(inputs[0]), self.state_types):
+            try:
+                find()
+            except ConfigurationError as error:
+                findings += error.findings
+        if findings:
+            raise ConfigurationError.from_findings(str(self), findings)
+        return declared_schema(self, self.declared) or inputs[0]
+
+    def state_types(self) -> dict[str, tuple[PostgresType, ...]]:
+        """By name of a state, the types of what it holds: one, or two for a map.
+
+        Raises:
+            ConfigurationError: Lists every state that cannot be kept.
+        """
+        findings: list[Finding] = []
+        types: dict[str, tuple[PostgresType, ...]] = {}
+        for name, spec in self.states.items():
+            texts = (spec.key, spec.value) if isinstance(spec, MapState) else (spec.type,)
+            try:
+                types[name] = tuple(PostgresType.parse(text) for text in texts)
+            except ConfigurationError as error:
+                findings.append(self.finding(f'state "{name}": {error}', "change its declared type"))
+                continue
+            if not isinstance(spec, ValueState) and any(type_.is_array for type_ in types[name]):
+                findings.append(self.finding(f'state "{name}" would hold arrays of arrays', "keep it as jsonb text"))
+        if findings:
+            raise ConfigurationError.from_findings(str(self), findings)
+        return types
+
+    def _findings(self) -> Iterable[Finding]:
+        function: object = self.function
+        if not callable(function):
+            yield self.finding(f"{type(function).__name__} is not a function", "give fn(row, state)")
+        if not self.states:
+            yield self.finding("it declares no state", 'add state={"last": ValueState("int8")}, or use flat_map')
+        for name in self.states:
+            if not str(name).isidentifier() or str(name).startswith("_"):
+                yield self.finding(f"state {name!r} is no name of an attribute", "choose another name")
+
+    def describe(self) -> str:
+        """Function, key and states."""
+        function = getattr(self.function, "__qualname__", type(self.function).__name__)
+        return f"process by {', '.join(self.keys)} {function}, keeping {', '.join(self.states)}"
+
+
+def _candidates(inner: pl.Expr) -> Iterable[tuple[AggregateKind, pl.Expr]]:
+    yield AggregateKind.COUNT, inner.count()
+    yield AggregateKind.SUM, inner.sum()
+    yield AggregateKind.MIN, inner.min()
+    yield AggregateKind.MAX, inner.max()
+    yield AggregateKind.MEAN, inner.mean()
+    yield AggregateKind.FIRST, inner.first()
+    yield AggregateKind.LAST, inner.last()
+
+
+def _result_type(kind: AggregateKind, value: PostgresType) -> PostgresType | None:
+    """The type of an aggregate over values of a type, None where there is no such aggregate."""
+    match kind:
+        case AggregateKind.LEN | AggregateKind.COUNT:
+            return PostgresType.parse("int8")
+        case AggregateKind.SUM:
+            return _sum_type(value.arrow)
+        case AggregateKind.MEAN:
+            return None if _sum_type(value.arrow) is None else PostgresType.parse("float8")
+        case AggregateKind.MIN | AggregateKind.MAX:
+            return value if _has_order(value) else None
+        case _:
+            return value
+
+
+def _sum_type(arrow: pa.DataType) -> PostgresType | None:
+    if pa.types.is_integer(arrow) or pa.types.is_boolean(arrow):
+        return PostgresType.parse("int8")
+    if pa.types.is_decimal128(arrow):
+        return PostgresType.parse(f"numeric({SUM_DIGITS},{arrow.scale})")
+    return PostgresType.parse("float8") if pa.types.is_floating(arrow) else None
+
+
+def _has_order(type_: PostgresType) -> bool:
+    return not type_.is_array and type_.base not in _NO_KEYS
+
+
+def _is_wider_sum(kind: AggregateKind, value: PostgresType, wanted: PostgresType) -> bool:
+    """Sums may be declared in any exact type of the same scale; a sum that does not fit stops the run."""
+    if kind is not AggregateKind.SUM or pa.types.is_floating(value.arrow):
+        return False
+    scale = value.arrow.scale if pa.types.is_decimal128(value.arrow) else 0
+    if pa.types.is_integer(wanted.arrow):
+        return scale == 0
+    return pa.types.is_decimal128(wanted.arrow) and bool(wanted.arrow.scale == scale)

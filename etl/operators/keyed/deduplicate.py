@@ -1,0 +1,42 @@
+"""The first row of each key."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pyarrow as pa
+
+from etl.keyed import Deduplicate
+from etl.operators.exact import frame_of, placed
+from etl.operators.keyed.grouping import first_rows, key_arrays
+from etl.operators.keyed.state import KeyedState
+from etl.schema import Schema
+from etl.state import Fragment, StateCut, StatefulOperator
+from etl.transformation import ANCHOR
+
+
+class DeduplicateOperator(StatefulOperator):
+    """Remembers the keys it has seen and lets pass only rows of new ones."""
+
+    def __init__(self, transformation: Deduplicate, schema: Schema) -> None:
+        self.uid = transformation.uid
+        self._transformation = transformation
+        self._keys = transformation.key_fields(schema)
+        self._state = KeyedState(self.uid, {field.name: field.type.arrow for field in self._keys}, {})
+
+    def process(self, batch: pa.RecordBatch) -> Iterable[pa.RecordBatch]:
+        """The rows whose keys were never seen before, in their order."""
+        with placed(self._transformation):
+            first = first_rows(frame_of(batch), self._keys, ANCHOR)
+            keys = self._state.add(key_arrays(first, self._keys))
+        self._state.touch(keys.ids[keys.new])
+        rows = first[ANCHOR].to_arrow().filter(pa.array(keys.new))
+        return (batch if len(rows) == len(batch) else batch.take(rows),)
+
+    def restore(self, fragment: Fragment) -> None:
+        """See :meth:`etl.state.StatefulOperator.restore`."""
+        self._state.restore(fragment)
+
+    def cut(self) -> StateCut:
+        """See :meth:`etl.state.StatefulOperator.cut`."""
+        return self._state.cut()

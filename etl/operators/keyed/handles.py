@@ -1,0 +1,321 @@
+"""What a function sees of the state of a key: values, lists and dictionaries that know when they were changed."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, MutableMapping, Sequence
+from typing import Any, cast, overload
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+
+from etl.errors import RecordError
+from etl.keyed import ListState, MapState, StateSpec
+from etl.operators.calling import shortened
+from etl.operators.exact import array_of_values, python_type
+from etl.operators.keyed.columns import Flags, Ids, StateColumn
+from etl.schema import PostgresType
+
+
+class Cursor:
+    """Which key the function is working on, and which keys it has changed.
+
+    Attributes:
+        id: Of the key.
+        changed: Ids of keys whose state was changed since this was last emptied.
+    """
+
+    __slots__ = ("changed", "id")
+
+    def __init__(self) -> None:
+        self.id = -1
+        self.changed: set[int] = set()
+
+
+class Held:
+    """Python values of one type, checked when they are given.
+
+    Args:
+        name: What messages call the state.
+        type_: Of the values.
+    """
+
+    def __init__(self, name: str, type_: PostgresType) -> None:
+        self.name = name
+        self.type = type_
+        self._python = list if type_.is_array else python_type(type_.arrow)
+
+    def require(self, value: Any) -> Any:
+        """The value, if it is None or exactly of the type that belongs to the column type.
+
+        Raises:
+            RecordError: It is not.
+        """
+        if value is not None and type(value) is not self._python:
+            problem = f"{shortened(value)} is {type(value).__name__}, {self.type} takes {self._python.__name__}"
+            raise RecordError(f'state "{self.name}": {problem}')
+        return value
+
+    def array(self, values: Sequence[Any]) -> pa.Array:
+        """The values as Arrow.
+
+        Raises:
+            RecordError: One does not fit.
+        """
+        try:
+            return array_of_values(self.name, values, self.type)
+        except RecordError as error:
+            problem = str(error).removeprefix(f'column "{self.name}": ')
+            raise RecordError(f'state "{self.name}": {problem}') from error
+
+
+class PythonColumn(StateColumn):
+    """One Python object for each id; None where there is nothing to remember."""
+
+    def __init__(self, arrow: pa.DataType) -> None:
+        super().__init__(arrow)
+        self.values: list[Any] = []
+
+    def _grow(self, room: int) -> None:
+        self.values += [None] * (room - len(self.values))
+
+    def put(self, ids: Ids, values: pa.Array) -> None:
+        """See :meth:`StateColumn.put`."""
+        for id_, value in zip(ids.tolist(), self._objects(values), strict=True):
+            self.values[id_] = value
+
+    def take(self, ids: Ids) -> pa.Array:
+        """See :meth:`StateColumn.take`.
+
+        Raises:
+            RecordError: A value does not fit into the type of the state.
+        """
+        return self._array([self.values[id_] for id_ in ids.tolist()])
+
+    def equal(self, ids: Ids, values: pa.Array) -> Flags:
+        """See :meth:`StateColumn.equal`."""
+        pairs = zip(ids.tolist(), self._objects(values), strict=True)
+        return np.array([self.values[id_] == value for id_, value in pairs], dtype=np.bool_)
+
+    def compare(self, ids: Ids, values: pa.Array) -> Any:
+        """Objects have no order."""
+        raise NotImplementedError
+
+    @abstractmethod
+    def _array(self, values: Sequence[Any]) -> pa.Array: ...
+
+    def _objects(self, values: pa.Array) -> Sequence[Any]:
+        # polars and not pyarrow: times and zones come out as rows have them
+        return cast(pl.Series, pl.from_arrow(values)).to_list()
+
+
+class ValueColumn(PythonColumn):
+    """A value for each id."""
+
+    def __init__(self, held: Held) -> None:
+        super().__init__(held.type.arrow)
+        self.held = held
+
+    def _array(self, values: Sequence[Any]) -> pa.Array:
+        return self.held.array(values)
+
+
+class ListColumn(PythonColumn):
+    """A list for each id."""
+
+    def __init__(self, held: Held) -> None:
+        super().__init__(pa.list_(held.type.arrow))
+        self.held = held
+
+    def _array(self, values: Sequence[list[Any] | None]) -> pa.Array:
+        elements = self.held.array([element for value in values for element in value or ()])
+        valid = [value is not None for value in values]
+        return pa.ListArray.from_arrays(
+            _offsets(values), elements, mask=pa.array([not one for one in valid], pa.bool_())
+        )
+
+
+class MapColumn(PythonColumn):
+    """A dictionary for each id, stored in the order of its keys."""
+
+    def __init__(self, held_key: Held, held: Held) -> None:
+        super().__init__(pa.list_(pa.struct([("key", held_key.type.arrow), ("value", held.type.arrow)])))
+        self.held_key = held_key
+        self.held = held
+
+    def _array(self, values: Sequence[dict[Any, Any] | None]) -> pa.Array:
+        entries = [entry for value in values for entry in sorted((value or {}).items(), key=lambda one: one[0])]
+        keys = self.held_key.array([key for key, _ in entries])
+        items = self.held.array([item for _, item in entries])
+        pairs = pa.StructArray.from_arrays([keys, items], fields=list(self.arrow.value_type))
+        mask = pa.array([value is None for value in values], pa.bool_())
+        return pa.ListArray.from_arrays(_offsets(values), pairs, type=self.arrow, mask=mask)
+
+    def _objects(self, values: pa.Array) -> Sequence[Any]:
+        found = super()._objects(values)
+        return [None if one is None else {pair["key"]: pair["value"] for pair in one} for one in found]
+
+
+def _offsets(values: Sequence[Any]) -> pa.Array:
+    lengths = [0, *(len(value or ()) for value in values)]
+    return pa.array(np.cumsum(lengths), pa.int32())
+
+
+class Handle(ABC):
+    """One declared state of the key whose row the function is given."""
+
+    __slots__ = ("_cursor",)
+
+    def __init__(self, cursor: Cursor) -> None:
+        self._cursor = cursor
+
+    @property
+    @abstractmethod
+    def column(self) -> PythonColumn:
+        """Where it is kept."""
+
+    @abstractmethod
+    def clear(self) -> None:
+        """Forget what there is; a key with nothing left in any state is forgotten itself."""
+
+    def _changed(self) -> None:
+        self._cursor.changed.add(self._cursor.id)
+
+
+class ValueHandle(Handle):
+    """A value, None until it is set."""
+
+    __slots__ = ("_column", "_values")
+
+    def __init__(self, cursor: Cursor, column: ValueColumn) -> None:
+        super().__init__(cursor)
+        self._column = column
+
+    @property
+    def column(self) -> ValueColumn:
+        """See :attr:`Handle.column`."""
+        return self._column
+
+    @property
+    def value(self) -> Any:
+        """The value."""
+        return self._column.values[self._cursor.id]
+
+    @value.setter
+    def value(self, value: Any) -> None:
+        self._column.values[self._cursor.id] = self._column.held.require(value)
+        self._changed()
+
+    def clear(self) -> None:
+        """See :meth:`Handle.clear`."""
+        self.value = None
+
+
+class ListHandle(Handle, Sequence[Any]):
+    """A list that can be read like one, appended to, and set as a whole."""
+
+    __slots__ = ("_column",)
+
+    def __init__(self, cursor: Cursor, column: ListColumn) -> None:
+        super().__init__(cursor)
+        self._column = column
+
+    @property
+    def column(self) -> ListColumn:
+        """See :attr:`Handle.column`."""
+        return self._column
+
+    @overload
+    def __getitem__(self, index: int) -> Any: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Any]: ...
+    def __getitem__(self, index: int | slice) -> Any:
+        return self._elements()[index]
+
+    def __len__(self) -> int:
+        return len(self._elements())
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._elements())
+
+    def append(self, element: Any) -> None:
+        """Add an element at the end."""
+        self._column.held.require(element)
+        elements = self._column.values[self._cursor.id]
+        if elements is None:
+            self._column.values[self._cursor.id] = [element]
+        else:
+            elements.append(element)
+        self._changed()
+
+    def set(self, elements: Sequence[Any]) -> None:
+        """Have exactly these elements."""
+        self._column.values[self._cursor.id] = [self._column.held.require(one) for one in elements] or None
+        self._changed()
+
+    def clear(self) -> None:
+        """See :meth:`Handle.clear`."""
+        self.set(())
+
+    def _elements(self) -> list[Any]:
+        return self._column.values[self._cursor.id] or []
+
+
+class MapHandle(Handle, MutableMapping[Any, Any]):
+    """A dictionary."""
+
+    __slots__ = ("_column",)
+
+    def __init__(self, cursor: Cursor, column: MapColumn) -> None:
+        super().__init__(cursor)
+        self._column = column
+
+    @property
+    def column(self) -> MapColumn:
+        """See :attr:`Handle.column`."""
+        return self._column
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._entries()[key]
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        if self._column.held_key.require(key) is None:
+            raise RecordError(f'state "{self._column.held.name}": None is no key')
+        self._column.held.require(value)
+        entries = self._column.values[self._cursor.id]
+        if entries is None:
+            entries = self._column.values[self._cursor.id] = {}
+        entries[key] = value
+        self._changed()
+
+    def __delitem__(self, key: Any) -> None:
+        entries = self._entries()
+        del entries[key]
+        if not entries:
+            self._column.values[self._cursor.id] = None
+        self._changed()
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._entries())
+
+    def __len__(self) -> int:
+        return len(self._entries())
+
+    def clear(self) -> None:
+        """See :meth:`Handle.clear`."""
+        self._column.values[self._cursor.id] = None
+        self._changed()
+
+    def _entries(self) -> dict[Any, Any]:
+        return self._column.values[self._cursor.id] or {}
+
+
+def handle_for(name: str, spec: StateSpec, types: Sequence[PostgresType], cursor: Cursor) -> Handle:
+    """A handle of a declared state, with a column of its own."""
+    held = [Held(name, type_) for type_ in types]
+    if isinstance(spec, MapState):
+        return MapHandle(cursor, MapColumn(*held))
+    if isinstance(spec, ListState):
+        return ListHandle(cursor, ListColumn(*held))
+    return ValueHandle(cursor, ValueColumn(*held))

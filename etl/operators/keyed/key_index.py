@@ -1,0 +1,173 @@
+"""Numbers for keys: a hash table whose every step works on all rows of a batch at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from etl.key_group import Hashes, hash_keys
+from etl.operators.keyed.columns import Flags, Ids, StateColumn, state_column
+
+_EMPTY = -1
+_LEFT = -2
+"""A slot whose key was removed: a search goes on behind it."""
+_SLOTS_MIN = 4096
+_ROWS_PER_SLOT_MAX = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Numbered:
+    """Keys that all differ.
+
+    Attributes:
+        ids: Their numbers.
+        new: Which of them had none before.
+    """
+
+    ids: Ids
+    new: Flags
+
+
+class KeyIndex:
+    """Keys of one or more columns, each with an id: dense numbers in the order in which they came.
+
+    The id of a removed key is given to a later one. Open addressing with linear probing: equal hashes are no proof, the
+    keys themselves are compared.
+
+    Args:
+        types: Arrow types of the key columns.
+    """
+
+    def __init__(self, types: Sequence[pa.DataType]) -> None:
+        self._columns: tuple[StateColumn, ...] = tuple(state_column(arrow) for arrow in types)
+        self._hashes: Hashes = np.zeros(0, dtype=np.uint64)
+        self._slots: Ids = np.full(_SLOTS_MIN, _EMPTY, dtype=np.int64)
+        self._size = 0
+        self._slots_used = 0
+        self._free: Ids = np.zeros(0, dtype=np.int64)
+
+    def __len__(self) -> int:
+        return self._size - len(self._free)
+
+    @property
+    def ids_end(self) -> int:
+        """All ids are below."""
+        return self._size
+
+    def live_ids(self) -> Ids:
+        """The ids of all keys, ascending."""
+        live = np.ones(self._size, dtype=np.bool_)
+        live[self._free] = False
+        return np.flatnonzero(live)
+
+    def add(self, keys: Sequence[pa.Array]) -> Numbered:
+        """Number keys.
+
+        Args:
+            keys: One array a column; no key may come twice.
+        """
+        hashes = hash_keys(keys)
+        ids = self._find(keys, hashes)
+        missing = np.flatnonzero(ids == _EMPTY)
+        new = np.zeros(len(ids), dtype=np.bool_)
+        if len(missing):
+            new[missing] = True
+            chosen = pa.array(missing)
+            ids[missing] = self._append([column.take(chosen) for column in keys], hashes[missing])
+        return Numbered(ids, new)
+
+    def find(self, keys: Sequence[pa.Array]) -> Ids:
+        """The id of each key, -1 where there is none; a key may come many times."""
+        return self._find(keys, hash_keys(keys))
+
+    def keys(self, ids: Ids) -> list[pa.Array]:
+        """The keys of these ids, one array a column."""
+        return [column.take(ids) for column in self._columns]
+
+    def hashes(self, ids: Ids) -> Hashes:
+        """The hashes of these ids' keys."""
+        return self._hashes[ids]
+
+    def remove(self, ids: Ids) -> None:
+        """Forget keys; the ids may be given to others from now on."""
+        slots = self._slots_of(ids)
+        self._slots[slots] = _LEFT
+        self._free = np.concatenate([self._free, ids])
+
+    def _find(self, keys: Sequence[pa.Array], hashes: Hashes) -> Ids:
+        found = np.full(len(hashes), _EMPTY, dtype=np.int64)
+        mask = np.uint64(len(self._slots) - 1)
+        slots = (hashes & mask).astype(np.int64)
+        rows = np.arange(len(hashes))
+        while len(rows):
+            candidates = self._slots[slots]
+            taken = candidates != _EMPTY
+            rows, slots, candidates = rows[taken], slots[taken], candidates[taken]
+            alike = candidates != _LEFT
+            alike[alike] = self._hashes[candidates[alike]] == hashes[rows[alike]]
+            alike[alike] = self._equal(keys, rows[alike], candidates[alike])
+            found[rows[alike]] = candidates[alike]
+            rows, slots = rows[~alike], (slots[~alike] + 1) & np.int64(mask)
+        return found
+
+    def _equal(self, keys: Sequence[pa.Array], rows: npt.NDArray[np.int64], ids: Ids) -> Flags:
+        same = np.ones(len(rows), dtype=np.bool_)
+        if not len(rows):
+            return same
+        chosen = None if len(rows) == len(keys[0]) else pa.array(rows)
+        for column, values in zip(self._columns, keys, strict=True):
+            same &= column.equal(ids, values if chosen is None else values.take(chosen))
+        return same
+
+    def _append(self, keys: Sequence[pa.Array], hashes: Hashes) -> Ids:
+        ids = self._fresh_ids(len(hashes))
+        for column, values in zip(self._columns, keys, strict=True):
+            column.reserve(self._size)
+            column.put(ids, values)
+        if self._size > len(self._hashes):
+            grown = np.zeros(max(self._size, 2 * len(self._hashes)), dtype=np.uint64)
+            grown[: len(self._hashes)] = self._hashes
+            self._hashes = grown
+        self._hashes[ids] = hashes
+        if self._slots_used + len(ids) > _ROWS_PER_SLOT_MAX * len(self._slots):
+            self._rebuild()
+        else:
+            self._claim_slots(ids)
+        return ids
+
+    def _fresh_ids(self, count: int) -> Ids:
+        again, self._free = self._free[:count], self._free[count:]
+        first, self._size = self._size, self._size + count - len(again)
+        return np.concatenate([again, np.arange(first, self._size)])
+
+    def _rebuild(self) -> None:
+        slots = len(self._slots)
+        while len(self) > _ROWS_PER_SLOT_MAX * slots / 2:
+            slots *= 2
+        self._slots, self._slots_used = np.full(slots, _EMPTY, dtype=np.int64), 0
+        self._claim_slots(self.live_ids())
+
+    def _slots_of(self, ids: Ids) -> Ids:
+        """Where these ids, which are all there, have their slots."""
+        mask = np.int64(len(self._slots) - 1)
+        slots = (self._hashes[ids] & np.uint64(mask)).astype(np.int64)
+        while True:
+            elsewhere = self._slots[slots] != ids
+            if not elsewhere.any():
+                return slots
+            slots[elsewhere] = (slots[elsewhere] + 1) & mask
+
+    def _claim_slots(self, ids: Ids) -> None:
+        """Each id takes the first free slot from its hash on; where two want the same one, one of them goes on."""
+        mask = np.int64(len(self._slots) - 1)
+        slots = (self._hashes[ids] & np.uint64(mask)).astype(np.int64)
+        self._slots_used += len(ids)
+        while len(ids):
+            free = self._slots[slots] == _EMPTY
+            self._slots[slots[free]] = ids[free]
+            homeless = self._slots[slots] != ids
+            ids, slots = ids[homeless], (slots[homeless] + 1) & mask

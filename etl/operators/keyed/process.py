@@ -1,0 +1,95 @@
+"""Python functions that remember something of each key."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import wraps
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from etl.errors import RecordError
+from etl.keyed import Process
+from etl.operators.calling import guarded_items, name_of
+from etl.operators.exact import RowShape, batch_of_values, frame_of, placed, rows_of
+from etl.operators.keyed.columns import Ids
+from etl.operators.keyed.grouping import first_rows, key_arrays
+from etl.operators.keyed.handles import Cursor, handle_for
+from etl.operators.keyed.state import KeyedState
+from etl.operators.rows import ROWS_MAX
+from etl.schema import Schema
+from etl.state import Fragment, StateCut, StatefulOperator
+from etl.transformation import ANCHOR, Row
+
+
+class ProcessOperator(StatefulOperator):
+    """Calls a function with each row and the state of its key."""
+
+    def __init__(self, transformation: Process, input_schema: Schema, output_schema: Schema) -> None:
+        self.uid = transformation.uid
+        self._transformation = transformation
+        self._keys = transformation.key_fields(input_schema)
+        self._schema = output_schema
+        self._shape = RowShape(output_schema)
+        self._name = name_of(transformation.function)
+        self._cursor = Cursor()
+        types = transformation.state_types()
+        handles = {
+            name: handle_for(name, spec, types[name], self._cursor) for name, spec in transformation.states.items()
+        }
+        self._seen = SimpleNamespace(**handles)
+        self._columns = {name: handle.column for name, handle in handles.items()}
+        self._state = KeyedState(self.uid, {field.name: field.type.arrow for field in self._keys}, self._columns)
+        function = transformation.function
+
+        @wraps(function)
+        def call(row: Row) -> Any:
+            returned: object = function(row, self._seen)
+            if returned is None:
+                return ()
+            if isinstance(returned, dict | str | bytes) or not hasattr(returned, "__iter__"):
+                raise RecordError(f"{self._name} returned {type(returned).__name__}, not rows; use yield, or a list")
+            return returned
+
+        self._function = guarded_items(transformation, call)
+
+    def process(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """What the function yields for each row, in batches of at most :data:`etl.operators.rows.ROWS_MAX` rows."""
+        with placed(self._transformation):
+            frame = frame_of(batch)
+            ids = self._state.add(key_arrays(first_rows(frame, self._keys, ANCHOR), self._keys)).ids
+            found: list[tuple[Any, ...]] = []
+            for id_, row in zip(self._state.find(key_arrays(frame, self._keys)).tolist(), rows_of(batch), strict=True):
+                self._cursor.id = id_
+                for returned in self._function(row):
+                    # the values are taken at once: a generator may yield one dict again and again
+                    found.append(self._shape.values(returned))
+                    if len(found) == ROWS_MAX:
+                        yield batch_of_values(found, self._schema)
+                        found = []
+            self._settle(ids)
+            yield batch_of_values(found, self._schema)
+
+    def restore(self, fragment: Fragment) -> None:
+        """See :meth:`etl.state.StatefulOperator.restore`."""
+        self._state.restore(fragment)
+
+    def cut(self) -> StateCut:
+        """See :meth:`etl.state.StatefulOperator.cut`.
+
+        Raises:
+            RecordError: The function has set a value that does not fit into the type of its state.
+        """
+        with placed(self._transformation):
+            return self._state.cut()
+
+    def _settle(self, ids: Ids) -> None:
+        """Note what has changed, and forget keys of which nothing is remembered."""
+        self._state.touch(np.array(sorted(self._cursor.changed), dtype=np.int64))
+        self._cursor.changed.clear()
+        values = [column.values for column in self._columns.values()]
+        empty = [id_ for id_ in ids.tolist() if all(of_state[id_] is None for of_state in values)]
+        if empty:
+            self._state.remove(np.array(empty, dtype=np.int64))

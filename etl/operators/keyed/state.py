@@ -1,0 +1,229 @@
+"""The state of one operator subtask: keys, columns, what has changed, and the chains it is stored in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from etl.errors import StateError
+from etl.key_group import KEY_GROUPS, groups_of_hashes
+from etl.operators.keyed.columns import Flags, Ids, StateColumn
+from etl.operators.keyed.key_index import KeyIndex, Numbered
+from etl.state import Fragment, StateCut
+
+REMOVED = "removed"
+"""Column of a fragment: whether the key is there no more; only where what it was is in an earlier chunk."""
+
+KEY_PREFIX, STATE_PREFIX = "key:", "state:"
+"""What the names of the other columns begin with."""
+
+CHAIN_CHUNKS_MAX = 128
+"""A restore of a key group reads no more chunks than that."""
+
+_NONE = -1
+
+
+class ChangedIds:
+    """Ids that were touched since they were last asked for."""
+
+    def __init__(self) -> None:
+        self._flags: Flags = np.zeros(0, dtype=np.bool_)
+
+    def add(self, ids: Ids, size: int) -> None:
+        """Note ids, all below ``size``."""
+        if size > len(self._flags):
+            self._flags = grown_flags(self._flags, size)
+        self._flags[ids] = True
+
+    def discard(self, ids: Ids) -> None:
+        """They are noted no more."""
+        self._flags[ids[ids < len(self._flags)]] = False
+
+    def take(self) -> Ids:
+        """The ids, ascending; none of them is noted any more."""
+        ids = np.flatnonzero(self._flags)
+        self._flags[ids] = False
+        return ids
+
+
+def grown_flags(flags: Flags, size: int) -> Flags:
+    """Flags with room for ids below ``size`` and some more; those added are False."""
+    grown = np.zeros(max(size, 2 * len(flags)), dtype=np.bool_)
+    grown[: len(flags)] = flags
+    return grown
+
+
+class KeyedState:
+    """One row of state for each key.
+
+    Args:
+        uid: The operator.
+        keys: Name and type of the key's columns.
+        columns: The columns of the state by name; the caller reads and writes them by id.
+    """
+
+    def __init__(self, uid: str, keys: Mapping[str, pa.DataType], columns: Mapping[str, StateColumn]) -> None:
+        self._uid = uid
+        self._index = KeyIndex(list(keys.values()))
+        self._columns = dict(columns)
+        self._changed = ChangedIds()
+        self._removed: Flags = np.zeros(0, dtype=np.bool_)
+        self._stored: Flags = np.zeros(0, dtype=np.bool_)
+        self._chains = _Chains()
+        named = [*((KEY_PREFIX + name, arrow) for name, arrow in keys.items())]
+        named += [(STATE_PREFIX + name, column.arrow) for name, column in columns.items()]
+        self._schema = pa.schema([(REMOVED, pa.bool_()), *named])
+
+    def __len__(self) -> int:
+        return len(self._index) - int(self._removed.sum())
+
+    @property
+    def ids_end(self) -> int:
+        """All ids are below."""
+        return self._index.ids_end
+
+    def add(self, keys: Sequence[pa.Array]) -> Numbered:
+        """Number keys that all differ; the columns have room for them, and are NULL where a key is new."""
+        numbered = self._index.add(keys)
+        for column in self._columns.values():
+            column.reserve(self.ids_end)
+        if self.ids_end > len(self._removed):
+            self._removed = grown_flags(self._removed, self.ids_end)
+            self._stored = grown_flags(self._stored, self.ids_end)
+        returned = self._removed[numbered.ids]
+        if returned.any():
+            self._removed[numbered.ids] = False
+            return Numbered(numbered.ids, numbered.new | returned)
+        return numbered
+
+    def remove(self, ids: Ids) -> None:
+        """Forget keys: they are new when they come again.
+
+        The ids of those that a chunk knows of stay theirs until the next cut has told that they are gone.
+        """
+        is_stored = self._stored[ids]
+        self._forget(ids[~is_stored])
+        stored = ids[is_stored]
+        for column in self._columns.values():
+            column.clear(stored)
+        self._removed[stored] = True
+        self.touch(stored)
+
+    def find(self, keys: Sequence[pa.Array]) -> Ids:
+        """The ids of keys that were all added; any of them may come many times."""
+        return self._index.find(keys)
+
+    def keys(self, ids: Ids) -> list[pa.Array]:
+        """The keys of ids."""
+        return self._index.keys(ids)
+
+    def live_ids(self) -> Ids:
+        """The ids of all keys that are there, ascending."""
+        ids = self._index.live_ids()
+        return ids[~self._removed[ids]]
+
+    def rows(self, ids: Ids) -> pa.RecordBatch:
+        """Keys and state of ids, in the columns of a fragment."""
+        columns = [*self._index.keys(ids), *(column.take(ids) for column in self._columns.values())]
+        return pa.RecordBatch.from_arrays(columns, schema=pa.schema(list(self._schema)[1:]))
+
+    def touch(self, ids: Ids) -> None:
+        """The state of these ids has changed and belongs into the next cut."""
+        self._changed.add(ids, self.ids_end)
+
+    def restore(self, fragment: Fragment) -> None:
+        """See :meth:`etl.state.StatefulOperator.restore`."""
+        if not fragment.rows.schema.equals(self._schema):
+            raise StateError(
+                f'state of operator "{self._uid}" has columns {_shown(fragment.rows.schema)}, and the job\'s operator'
+                f" keeps {_shown(self._schema)}; give the changed operator a new uid, and the old one to"
+                f' Job(…, forget=["{self._uid}"])'
+            )
+        removed, *columns = fragment.rows.columns
+        keys = len(columns) - len(self._columns)
+        ids = self.add(columns[:keys]).ids
+        for column, values in zip(self._columns.values(), columns[keys:], strict=True):
+            column.put(ids, values)
+        self._stored[ids] = True
+        self._forget(ids[np.asarray(removed)])
+        self._chains.restored(fragment)
+
+    def cut(self) -> StateCut:
+        """See :meth:`etl.state.StatefulOperator.cut`."""
+        changed = self._changed.take()
+        if not len(changed):
+            return StateCut(self._uid, (), self._chains.chunks)
+        groups = groups_of_hashes(self._index.hashes(changed))
+        changes = np.bincount(groups, minlength=KEY_GROUPS)
+        is_full = self._chains.next_is_full(changes)
+        ids = changed[~is_full[groups]]
+        if is_full.any():
+            everything = self.live_ids()
+            ids = np.concatenate([ids, everything[is_full[groups_of_hashes(self._index.hashes(everything))]]])
+        fragments = self._fragments(ids, np.flatnonzero(changes), is_full)
+        self._stored[ids] = True
+        self._forget(changed[self._removed[changed]])
+        return StateCut(self._uid, fragments, self._chains.chunks)
+
+    def _forget(self, ids: Ids) -> None:
+        self._removed[ids] = False
+        self._stored[ids] = False
+        self._changed.discard(ids)
+        for column in self._columns.values():
+            column.clear(ids)
+        self._index.remove(ids)
+
+    def _fragments(self, ids: Ids, changed_groups: Ids, is_full: Flags) -> list[Fragment]:
+        hashes = self._index.hashes(ids)
+        order = np.argsort(hashes, kind="stable")
+        ids = ids[order]
+        removed = pa.array(self._removed[ids])
+        rows = pa.RecordBatch.from_arrays([removed, *self.rows(ids).columns], schema=self._schema)
+        borders = np.searchsorted(groups_of_hashes(hashes[order]), np.arange(KEY_GROUPS + 1))
+        fragments = []
+        for group in changed_groups:
+            first, last = int(borders[group]), int(borders[group + 1])
+            sequence = self._chains.append(int(group), last - first, full=bool(is_full[group]))
+            fragments.append(Fragment(int(group), sequence, rows.slice(first, last - first)))
+        return fragments
+
+
+class _Chains:
+    """How long the chain of each key group is, and when a new one is due."""
+
+    def __init__(self) -> None:
+        self._last: npt.NDArray[np.int64] = np.full(KEY_GROUPS, _NONE)
+        self._base_rows: npt.NDArray[np.int64] = np.zeros(KEY_GROUPS, dtype=np.int64)
+        self._delta_rows: npt.NDArray[np.int64] = np.zeros(KEY_GROUPS, dtype=np.int64)
+        # Spread out: if every group began its new chain at the same checkpoint, that one would write everything.
+        self._patience = 0.5 + np.arange(KEY_GROUPS) / KEY_GROUPS
+
+    @property
+    def chunks(self) -> int:
+        """Chunks of all chains."""
+        return int((self._last + 1).sum())
+
+    def next_is_full(self, changed: npt.NDArray[np.int64]) -> Flags:
+        """By key group: whether the next chunk, with so many rows changed, is to begin a new chain."""
+        outgrown = self._delta_rows + changed > self._base_rows * self._patience
+        due: Flags = outgrown | (self._last + 1 >= CHAIN_CHUNKS_MAX) | (self._last == _NONE)
+        return due & (changed > 0)
+
+    def append(self, group: int, rows: int, *, full: bool) -> int:
+        """Add a chunk to a chain, or begin a new one; returns its place."""
+        if full:
+            self._last[group], self._base_rows[group], self._delta_rows[group] = 0, rows, 0
+        else:
+            self._last[group] += 1
+            self._delta_rows[group] += rows
+        return int(self._last[group])
+
+    def restored(self, fragment: Fragment) -> None:
+        self.append(fragment.key_group, fragment.rows.num_rows, full=fragment.sequence == 0)
+
+
+def _shown(schema: pa.Schema) -> str:
+    return ", ".join(f"{field.name.partition(':')[2]} ({field.type})" for field in schema if field.name != REMOVED)
