@@ -4,6 +4,7 @@
 
     4 bytes  "ETLS"
     1 byte   version of the format: 1
+    8 bytes  length of the stream, little-endian
     rest     an Arrow IPC stream with one batch, compressed with zstd
 
 Every version of this package reads what every earlier one has written; stored examples in the tests see to that.
@@ -20,6 +21,7 @@ from etl.errors import StateError
 
 FORMAT = 1
 _MAGIC = b"ETLS"
+_HEADER_BYTES = 13
 _OPTIONS = pa.ipc.IpcWriteOptions(metadata_version=pa.ipc.MetadataVersion.V5, unify_dictionaries=False)
 
 
@@ -40,14 +42,16 @@ def decode_rows(content: bytes) -> pa.RecordBatch:
     """
     if content[:4] != _MAGIC:
         raise StateError("it does not begin like a chunk of state")
+    if len(content) < _HEADER_BYTES:
+        raise StateError("it ends within its header")
     if content[4] != FORMAT:
         raise StateError(f"its format is {content[4]}, this version of etl reads up to {FORMAT}: install a newer one")
-    size = int.from_bytes(content[5:13], "little")
+    size = int.from_bytes(content[5:_HEADER_BYTES], "little")
     try:
-        stream = pa.decompress(content[13:], decompressed_size=size, codec="zstd")
+        stream = pa.decompress(content[_HEADER_BYTES:], decompressed_size=size, codec="zstd")
         with pa.ipc.open_stream(stream) as reader:
             return reader.read_next_batch()
-    except (pa.ArrowException, OSError, StopIteration) as error:
+    except (pa.ArrowException, OSError, StopIteration, OverflowError, MemoryError, ValueError) as error:
         raise StateError(f"it cannot be decoded: {error}") from error
 
 

@@ -6,15 +6,22 @@ nothing is opened or read on the way.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from etl.errors import ConfigurationError, Finding
-from etl.keyed import Aggregate, Stateful
+from etl.keyed import Aggregate, Deduplicate, Stateful
 from etl.schema import Schema
 from etl.sink import Sink
 from etl.source import Source
 from etl.transformation import Location, Transformation, Union
+
+SNAPSHOT_UID = "etl-snapshots"
+"""Name of the subtask that encodes state."""
+
+_SUBTASK = re.compile(r"\[[0-9]+\]$")
+"""How the names of parallel subtasks end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +187,7 @@ class _Builder:
         self.findings: list[Finding] = []
         self._declarations = declarations
         self._built: dict[int, Node] = {}
-        self._taken = {uid for _, uid, _ in _named(declarations)}
+        self._taken = {uid for _, uid, _ in _named(declarations) if isinstance(uid, str)}
         self._counts: dict[str, int] = {}
 
     def build(self) -> JobGraph:
@@ -236,15 +243,15 @@ class _Builder:
         return TransformationNode(node_id, transformation, origins, schema)
 
     def _aggregates_events(self, node: OperatorNode) -> bool:
-        """Results are emitted again whenever they change: who adds them up counts them as often."""
-        if not isinstance(node.transformation, Aggregate):
+        """Results are emitted again whenever they change: who adds them up, or keeps the first, goes by checkpoints."""
+        if not isinstance(node.transformation, Aggregate | Deduplicate):
             return True
         graph = JobGraph(tuple(self._built.values()))
         before = [one for input_id in node.inputs for one in graph.upstream(input_id)]
         results = [one for one in before if isinstance(one, OperatorNode) and isinstance(one.transformation, Aggregate)]
         for one in results:
-            problem = f'it would count the results of "{one.uid}" again each time they change'
-            cure = "aggregate the rows that those results are made of, or look at results with process(…)"
+            problem = f'it would take each of the results of "{one.uid}" again whenever it changes'
+            cure = "use the rows that those results are made of, or look at results with process(…)"
             self.findings.append(node.transformation.finding(problem, cure))
         return not results
 
@@ -351,4 +358,6 @@ def _uid_problem(uid: object) -> str | None:
         return "the uid is blank or has spaces around it"
     if not uid.isprintable() or len(uid) > 200:
         return "the uid has control characters or more than 200 characters"
+    if uid == SNAPSHOT_UID or _SUBTASK.search(uid):
+        return "the uid is like the name of a subtask"
     return None

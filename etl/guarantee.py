@@ -201,6 +201,12 @@ def _state_links(graph: JobGraph, sink: SinkNode) -> Iterable[Link]:
     nodes = [node for node in graph.upstream(sink.id) if isinstance(node, OperatorNode)]
     for node in nodes:
         yield Link(Guarantee.EXACTLY_ONCE, f'"{node.uid}": its state is stored with the positions')
+        if isinstance(node.transformation, Aggregate):
+            reason = (
+                f'"{node.uid}" emits a key again whenever it has changed: write it by'
+                f" {', '.join(node.transformation.keys)}, or what stays depends on when checkpoints are taken"
+            )
+            yield Link(Guarantee.EXACTLY_ONCE, reason)
         if sink.sink.delivery in (Delivery.DIRECT, Delivery.IDEMPOTENT) and _depends_on_arrival(graph, node):
             reason = (
                 f'"{node.uid}" depends on the order in which rows of several inputs arrive: a replay may leave other'

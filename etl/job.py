@@ -112,7 +112,7 @@ class Job:
             ConfigurationError: Lists everything that is wrong, each with its place and cure.
         """
         graph, findings = build_graph(self._declarations)
-        findings = [*self._findings(), *findings]
+        findings = [*self._findings(), *findings, *self._forget_findings(graph)]
         if findings:
             shown = f'"{self.name}"' if isinstance(self.name, str) and self.name.isprintable() else repr(self.name)
             raise ConfigurationError.from_findings(f"job {shown}", findings)
@@ -139,6 +139,13 @@ class Job:
             )
         findings += self._stateful_findings()
         return findings
+
+    def _forget_findings(self, graph: JobGraph) -> Iterator[Finding]:
+        there = {node.uid for node in graph.sources} | {node.uid for node in graph.operators}
+        for uid in self.forget:
+            if uid in there:
+                problem = f'it names "{uid}", which the job has'
+                yield Finding("forget", problem, "to begin anew, give it a new uid and forget the former one")
 
     def _stateful_findings(self) -> Iterator[Finding]:
         for declaration in self._declarations:
@@ -281,7 +288,8 @@ class Stream:
             keys: Columns that make the key; NULL is a key like any other.
             parallelism: Number of subtasks; the job's when left out.
         """
-        columns = (keys,) if isinstance(keys, str) else tuple(keys)
+        # anything else is left as it is: the graph's validation reports it together with all other mistakes
+        columns = tuple(keys) if isinstance(keys, list | tuple) else (keys,)
         return self._then(Deduplicate(Location.of_caller(), uid, columns, parallelism=parallelism))
 
     def write(self, uid: str, sink: Sink) -> None:
@@ -420,7 +428,7 @@ def _column(name: str, value: pl.Expr | RowValue) -> pl.Expr | RowColumn:
 
 def _emission(emit: Emission | str) -> Emission:
     # anything else is left as it is: the graph's validation reports it together with all other mistakes
-    return Emission(emit) if emit in list(Emission) else emit  # type: ignore[return-value]
+    return Emission(emit) if isinstance(emit, str) and emit in list(Emission) else emit  # type: ignore[return-value]
 
 
 def _is_parallelism(number: object) -> bool:

@@ -36,7 +36,7 @@ def hash_keys(columns: Sequence[pa.Array]) -> Hashes:
     Integers of any width with the same value have the same hash, and so have 0.0 and -0.0, and all NaNs.
 
     Args:
-        columns: At least one, of equal length, of any type that may be a key (see :func:`is_key_type`).
+        columns: At least one, of equal length, of any type but lists.
     """
     hashes = np.full(len(columns[0]), _GOLDEN, dtype=np.uint64)
     with np.errstate(over="ignore"):
@@ -62,11 +62,6 @@ def groups_of_subtask(subtask: int, parallelism: int) -> range:
 def subtasks_of_hashes(hashes: Hashes, parallelism: int) -> npt.NDArray[np.int64]:
     """The subtask that owns each hash's key group."""
     return groups_of_hashes(hashes) * parallelism // KEY_GROUPS
-
-
-def is_key_type(arrow: pa.DataType) -> bool:
-    """Whether values of this type can be hashed and compared as keys: any but lists."""
-    return _is_wordy(arrow) or _is_bytes(arrow) or bool(pa.types.is_decimal128(arrow) or pa.types.is_floating(arrow))
 
 
 def _present(column: pa.Array) -> npt.NDArray[np.bool_]:

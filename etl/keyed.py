@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from enum import StrEnum
+from keyword import iskeyword
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from etl.errors import ConfigurationError, Finding
 from etl.lazy import LazyModule
-from etl.schema import Field, PostgresType, Schema
+from etl.schema import Field, PostgresType, Schema, name_findings
 from etl.transformation import (
     Row,
     Transformation,
@@ -113,9 +114,15 @@ class Stateful(Transformation):
     def _key_findings(self, schema: Schema) -> Iterable[Finding]:
         if not self.keys:
             yield self.finding("it has no key", 'name at least one column, e.g. key_by("customer_id")')
-        for name in sorted({name for name in self.keys if self.keys.count(name) > 1}, key=str):
+        given: tuple[object, ...] = self.keys
+        names = [name for name in given if isinstance(name, str)]
+        for other in given:
+            if not isinstance(other, str):
+                cure = "name columns; compute others with with_columns(…) before"
+                yield self.finding(f"{other!r} is no name of a column", cure)
+        for name in sorted({name for name in names if names.count(name) > 1}):
             yield self.finding(f"key column {name!r} is given twice", "name it once")
-        for name in dict.fromkeys(self.keys):
+        for name in dict.fromkeys(names):
             if name not in schema:
                 yield self.finding(f"key column {name!r} is not there", f"choose from: {schema}")
             elif schema[name].is_array or schema[name].base in _NO_KEYS:
@@ -168,12 +175,15 @@ class Aggregate(Stateful):
     def _argument_findings(self) -> Iterable[Finding]:
         if not self.expressions:
             yield self.finding("no columns are given", "e.g. aggregate(uid, total=pl.col(…).sum(), rows=pl.len())")
-        if self.emission not in list(Emission):
+        emission: object = self.emission
+        if not isinstance(emission, Emission):
             yield self.finding(f"emit={self.emission!r} is unknown", f"choose from {', '.join(Emission)}")
 
     def _name_findings(self, declared: Schema) -> Iterable[Finding]:
         names = [name for name, _ in self.expressions]
         for name in names:
+            for finding in name_findings(name):
+                yield self.finding(f"{finding.subject}: {finding.problem}", finding.cure)
             if name in self.keys:
                 yield self.finding(f'column "{name}" is a column of the key', "give the result another name")
         for field in declared:
@@ -200,6 +210,9 @@ class Aggregate(Stateful):
         require_row_wise(self, [expression], schema)
         named = expression.alias(name)
         yielded = evaluate_empty(self, [named], schema)
+        if pl.UInt64 in yielded.dtypes():
+            cure = "cast it to pl.Int64, or to pl.Decimal(20, 0)"
+            raise self.refusal(f'column "{name}": {expression} yields unsigned 64-bit integers', cure)
         return typed_schema(self, yielded, inherited_types([named], schema), None)[name]
 
     def _recognised(self, name: str, expression: object) -> tuple[AggregateKind, pl.Expr | None, pl.Expr | None]:
@@ -223,7 +236,7 @@ class Aggregate(Stateful):
         parts = inner.meta.pop() if kind in ordered else []
         if len(parts) == 2:
             for value, order in (parts, parts[::-1]):
-                if value.sort_by(order).meta.eq(inner):
+                if any(value.sort_by(order, maintain_order=stable).meta.eq(inner) for stable in (False, True)):
                     return ordered[kind], value, order
         return kind, inner, None
 
@@ -254,6 +267,9 @@ class ValueState:
 
     type: str
 
+    def __str__(self) -> str:
+        return self.type
+
 
 @dataclass(frozen=True, slots=True)
 class ListState:
@@ -264,6 +280,9 @@ class ListState:
     """
 
     type: str
+
+    def __str__(self) -> str:
+        return f"list of {self.type}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,6 +296,9 @@ class MapState:
 
     key: str
     value: str
+
+    def __str__(self) -> str:
+        return f"map of {self.key} to {self.value}"
 
 
 StateSpec = ValueState | ListState | MapState
@@ -298,6 +320,8 @@ class Process(Stateful):
     def output_schema(self, inputs: Sequence[Schema]) -> Schema:
         """The declared columns, or the input's."""
         findings = list(self._findings())
+        if findings:
+            raise ConfigurationError.from_findings(str(self), findings)
         for find in (lambda: self.key_fields(inputs[0]), self.state_types):
             try:
                 find()
@@ -332,16 +356,25 @@ class Process(Stateful):
         function: object = self.function
         if not callable(function):
             yield self.finding(f"{type(function).__name__} is not a function", "give fn(row, state)")
-        if not self.states:
+        states: object = self.states
+        if not isinstance(states, Mapping) or not states:
             yield self.finding("it declares no state", 'add state={"last": ValueState("int8")}, or use flat_map')
-        for name in self.states:
-            if not str(name).isidentifier() or str(name).startswith("_"):
+            return
+        for name, spec in states.items():
+            if not str(name).isidentifier() or str(name).startswith("_") or iskeyword(str(name)):
                 yield self.finding(f"state {name!r} is no name of an attribute", "choose another name")
+            texts = [getattr(spec, part, "") for part in ("type", "key", "value")]
+            if not isinstance(spec, ValueState | ListState | MapState) or not all(
+                isinstance(one, str) for one in texts
+            ):
+                cure = 'give ValueState("int8"), ListState("int8") or MapState("text", "int8")'
+                yield self.finding(f'state "{name}" is {spec!r}', cure)
 
     def describe(self) -> str:
         """Function, key and states."""
         function = getattr(self.function, "__qualname__", type(self.function).__name__)
-        return f"process by {', '.join(self.keys)} {function}, keeping {', '.join(self.states)}"
+        kept = ", ".join(f"{name} {spec}" for name, spec in self.states.items())
+        return f"process by {', '.join(self.keys)} {function}, keeping {kept}"
 
 
 def _candidates(inner: pl.Expr) -> Iterable[tuple[AggregateKind, pl.Expr]]:

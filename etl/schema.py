@@ -208,7 +208,7 @@ class Schema:
         findings: list[Finding] = []
         fields: list[Field] = []
         for name, text in columns.items():
-            findings += _name_findings(name)
+            findings += name_findings(name)
             try:
                 fields.append(Field(name, PostgresType.parse(text)))
             except ConfigurationError as error:
@@ -263,7 +263,8 @@ class Schema:
         return ", ".join(f"{field.name} {field.type}" for field in self.fields)
 
 
-def _name_findings(name: str) -> list[Finding]:
+def name_findings(name: str) -> list[Finding]:
+    """What is wrong with the name of a column: empty, too long for the server, or with a NUL character."""
     size_bytes = len(name.encode())
     if not 1 <= size_bytes <= IDENTIFIER_BYTES_MAX:
         problem = f"the name has {size_bytes} bytes, PostgreSQL allows 1 to {IDENTIFIER_BYTES_MAX}"

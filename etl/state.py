@@ -13,7 +13,7 @@ replaces an earlier one.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -73,6 +73,14 @@ class StateChunk:
     content_digest: bytes
 
 
+def ranks(fragments: Iterable[Fragment]) -> list[list[Fragment]]:
+    """Chains cut across: all fragments with sequence 0, then those with 1, and so on, one a key group at most."""
+    found: dict[int, list[Fragment]] = {}
+    for fragment in fragments:
+        found.setdefault(fragment.sequence, []).append(fragment)
+    return [found[sequence] for sequence in sorted(found)]
+
+
 class StatefulOperator(Operator):
     """An operator that remembers; called from a single thread like every operator.
 
@@ -83,8 +91,11 @@ class StatefulOperator(Operator):
     uid: str
 
     @abstractmethod
-    def restore(self, fragment: Fragment) -> None:
-        """Take in a fragment of an earlier cut: before any row, each chain in its order.
+    def restore(self, fragments: Sequence[Fragment]) -> None:
+        """Take in fragments of earlier cuts: before any row, each chain in its order.
+
+        Args:
+            fragments: At most one a key group.
 
         Raises:
             StateError: It has other columns than this operator keeps; the message says which.

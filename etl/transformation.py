@@ -399,6 +399,9 @@ def declared_schema(transformation: Transformation, declared: Mapping[str, str] 
     """
     if declared is None:
         return None
+    given: object = declared
+    if not isinstance(given, Mapping) or not all(isinstance(text, str) for text in (*given, *given.values())):
+        raise transformation.refusal(f"schema={given!r} is no mapping of names to types", 'e.g. schema={"id": "int8"}')
     try:
         return Schema.declare(declared)
     except ConfigurationError as error:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import click
+import pyarrow as pa
 
 from etl.cli.connecting import load_settings, open_store, query
 from etl.cli.output import format_bytes, format_table, write_json, write_line, write_out
@@ -19,6 +20,7 @@ from etl.errors import ConfigurationError
 from etl.settings import Settings
 from etl.state import Fragment
 from etl.store.database import Connection
+from etl.store.state import OperatorState, operator_states, restore
 
 _OPERATORS = """
     SELECT operator, key_groups, chunks, bytes::int8 AS bytes, last_changed
@@ -60,7 +62,7 @@ def show(job: str, operator: str | None, limit: int, as_json: bool) -> None:
         return
     rows = list(itertools.islice(_rows(settings, job, operator), limit))
     if as_json:
-        write_json(rows, indent=2)
+        write_out(_json(rows, indent=2))
     elif rows:
         headers = [name for part in rows[0].values() for name in part]
         write_out(
@@ -76,8 +78,7 @@ def show(job: str, operator: str | None, limit: int, as_json: bool) -> None:
 def export(job: str, operator: str) -> None:
     """Print everything that OPERATOR (its uid) of JOB (its name) remembers, as JSON Lines, a line for each key."""
     for row in _rows(load_settings(), job, operator):
-        # Not write_json, which blackens what looks like a password: these are the user's data, exactly.
-        write_out(json.dumps(row, ensure_ascii=False, allow_nan=False))
+        write_out(_json(row))
 
 
 def _show_operators(settings: Settings, job: str, *, as_json: bool) -> None:
@@ -104,12 +105,23 @@ def _rows(settings: Settings, job: str, operator: str) -> Iterator[dict[str, dic
     from etl.operators.keyed.reading import rows_of_state
 
     for batch in rows_of_state(operator, _fragments(settings, job, operator)):
-        for row in batch.to_pylist():
+        for row in _printable(batch).to_pylist():
             parts: dict[str, dict[str, Any]] = {"key": {}, "state": {}}
             for name, value in row.items():
                 part, _, column = name.partition(":")
                 parts[part][column] = _spelled(to_builtins(value))
             yield parts
+
+
+def _printable(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Dates and times as text: Python's own end with the year 9999."""
+    columns = [column.cast(pa.string()) if pa.types.is_temporal(column.type) else column for column in batch.columns]
+    return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
+
+
+def _json(value: Any, indent: int | None = None) -> str:
+    """Not as ``write_json``, which blackens what looks like a password: these are the user's data, exactly."""
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, indent=indent)
 
 
 def _spelled(value: Any) -> Any:
@@ -122,7 +134,6 @@ def _spelled(value: Any) -> Any:
 
 
 def _fragments(settings: Settings, job: str, operator: str) -> Sequence[Fragment]:
-    from etl.store.state import restore
     from etl.transaction import transaction
 
     with ExitStack() as stack:
@@ -141,12 +152,12 @@ def _fragments(settings: Settings, job: str, operator: str) -> Sequence[Fragment
         return restore(connection, checkpoint, {operator: states[operator]})[operator]
 
 
-def _head(connection: Connection, settings: Settings, job: str) -> tuple[_Checkpoint, Mapping[str, int]]:
+def _head(connection: Connection, settings: Settings, job: str) -> tuple[_Checkpoint, Mapping[str, OperatorState]]:
     row = connection.execute(_HEAD, [job]).fetchone()
     if row is None:
         raise unknown_job(settings, job)
     *key, states = row
-    return _Checkpoint(*key), states or {}
+    return _Checkpoint(*key), operator_states(states or {})
 
 
 def _cell(value: Any) -> str:

@@ -90,15 +90,16 @@ def batch_of_frame(frame: pl.DataFrame, schema: Schema) -> pa.RecordBatch:
 class RowShape:
     """The columns that a row returned by a user's function must have: exactly those of a schema."""
 
-    __slots__ = ("_names", "_schema", "_wanted")
+    __slots__ = ("_arrays", "_names", "_schema", "_wanted")
 
     def __init__(self, schema: Schema) -> None:
         self._schema = schema
         self._names = schema.names
         self._wanted = frozenset(schema.names)
+        self._arrays = [number for number, field in enumerate(schema) if field.type.is_array]
 
     def values(self, row: object) -> tuple[Any, ...]:
-        """The row's values in the order of the schema.
+        """The row's values in the order of the schema; lists are copied, since the function may go on changing them.
 
         Raises:
             RecordError: It is no dict, or has missing or additional columns.
@@ -107,7 +108,11 @@ class RowShape:
             raise RecordError(f"the function returned {type(row).__name__}, not a dict of column values")
         if row.keys() != self._wanted:
             _require_names(list(row), self._schema)
-        return tuple([row[name] for name in self._names])
+        values = [row[name] for name in self._names]
+        for number in self._arrays:
+            value = values[number]
+            values[number] = list(value) if type(value) is list else value
+        return tuple(values)
 
 
 def batch_of_values(rows: Sequence[tuple[Any, ...]], schema: Schema) -> pa.RecordBatch:

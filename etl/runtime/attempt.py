@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from etl.clock import Clock
 from etl.errors import FencedError, StateError, TransientError
-from etl.graph import JobGraph, SinkNode, SourceNode
+from etl.graph import SNAPSHOT_UID, JobGraph, SinkNode, SourceNode
 from etl.job import Job
 from etl.operator import Operator
 from etl.runtime import recovery
@@ -36,22 +36,20 @@ from etl.runtime.transactions import StoreTransactions
 from etl.sink import CheckpointMode, Committer, Connect, Connection, Delivery, SinkContext, SupportsCommitter
 from etl.source import SourceContext
 from etl.sqlstate import translated_in_store
-from etl.state import Fragment, StatefulOperator
+from etl.state import Fragment, StatefulOperator, ranks
 from etl.store import checkpoints, state
 from etl.store.checkpoints import CompletedCheckpoint, Restored
 from etl.store.database import Database, StoreConnection
-from etl.store.integrity import require_whole
+from etl.store.integrity import require_states_unchanged, require_whole
 from etl.store.lease import Lease, application_name, known_targets, observe, register_sinks, terminate_sessions
 from etl.store.ledger import DatabaseLedger
 from etl.store.runs import RunTotals, save_totals
+from etl.store.state import OperatorState
 from etl.store.write_ahead_log import DatabaseWriteAheadLog
 from etl.transaction import commit
 
 STORE_SINK_ID = 0
 """The store's own fence row belongs to no sink."""
-
-SNAPSHOT_UID = "etl-snapshots"
-"""Name of the subtask that encodes state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +154,7 @@ class Attempt:
         self._totals = totals
         self._emit = environment.telemetry.emit
         self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self._lives: dict[str, int] = {}
 
     def run(self) -> None:
         """Run to the end of the input or until stopped; everything read is then committed and visible.
@@ -171,12 +170,15 @@ class Attempt:
                 lambda error: self._inbox.put(Failed(error)),
                 self._environment.clock,
             )
+            require_states_unchanged(self._session, self._lease)
             restored = checkpoints.restore(self._session, self._lease)
+            self._lives = {uid: one.since for uid, one in restored.states.items()}
             require_whole(self._session, self._lease, restored)
-            stored = self._stored_state(restored)
             sink_ids = self._register_sinks()
             keeper.start()
             resources.callback(keeper.stop)
+            # With the heartbeat going on: there may be much to read.
+            stored = self._stored_state(restored)
             writing = [node for node in self._environment.graph.sinks if node.sink.delivery is Delivery.TRANSACTIONAL]
             transactions = StoreTransactions(
                 self._open_session, self._ledger(STORE_SINK_ID), self._emit, exclusive=len(writing) == 1
@@ -204,8 +206,22 @@ class Attempt:
             self._environment.warn(
                 f"new operator(s) {', '.join(new)}: they know what is read from now on, not what was read before"
             )
-        wanted = {uid: chunks for uid, chunks in restored.states.items() if uid in operators}
-        return state.restore(self._session.driver, self._lease, wanted)
+        self._warn_of_changed_operators(restored)
+        wanted = {uid: one for uid, one in restored.states.items() if uid in operators}
+        if not wanted:
+            return {}
+        with closing(self._open_session()) as session:
+            return state.restore(session.driver, self._lease, wanted)
+
+    def _warn_of_changed_operators(self, restored: Restored) -> None:
+        for node in self._environment.graph.operators:
+            former = restored.states.get(node.uid)
+            declared = node.transformation.describe()
+            if former is not None and former.declared != declared:
+                self._environment.warn(
+                    f'operator "{node.uid}" was "{former.declared}" and is "{declared}" now: it goes on from what it'
+                    " remembers; to begin anew, give it a new uid"
+                )
 
     def _register_sinks(self) -> dict[str, int]:
         targets = {node.uid: node.sink.target_name for node in self._environment.graph.sinks}
@@ -495,7 +511,16 @@ class Attempt:
     def _as_recorded(self, completed: CompletedCheckpoint) -> CompletedCheckpoint:
         sinks = {node.uid: node.sink for node in self._environment.graph.sinks}
         handles = [recovery.recorded(one, sinks[one.uid]) for one in completed.committables]
-        return replace(completed, committables=handles)
+        operators = {node.uid: node.transformation for node in self._environment.graph.operators}
+        states = {
+            uid: OperatorState(chunks, self._since(uid, completed), operators[uid].describe())
+            for uid, chunks in completed.chunks.items()
+        }
+        return replace(completed, committables=handles, states=states)
+
+    def _since(self, uid: str, completed: CompletedCheckpoint) -> int:
+        """The checkpoint at which the state of an operator begins: the first one of its life in this job."""
+        return self._lives.setdefault(uid, completed.checkpoint_id)
 
     def _complete(self, transactions: StoreTransactions, completed: CompletedCheckpoint) -> None:
         """THE transaction: head, positions, handles, and every row of transactional sinks, or nothing of it."""
@@ -532,6 +557,5 @@ def _restore(operator: Operator, fragments: Sequence[Fragment], subtask: int, pa
 
     assert isinstance(operator, StatefulOperator)
     groups = groups_of_subtask(subtask, parallelism)
-    for fragment in fragments:
-        if fragment.key_group in groups:
-            operator.restore(fragment)
+    for rank in ranks(one for one in fragments if one.key_group in groups):
+        operator.restore(rank)

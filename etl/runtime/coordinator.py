@@ -76,7 +76,7 @@ class PendingCheckpoint:
     positions: dict[str, Mapping[str, Position]] = field(default_factory=dict)
     committables: list[Committable] = field(default_factory=list)
     state: list[StateChunk] = field(default_factory=list)
-    states: dict[str, int] = field(default_factory=dict)
+    chunks: dict[str, int] = field(default_factory=dict)
     rows_read: int = 0
     rows_written: dict[str, int] = field(default_factory=dict)
 
@@ -272,7 +272,7 @@ class Coordinator:
         pending = self._expect(message.checkpoint_id, message.subtask)
         pending.states_awaited.discard(message.subtask)
         pending.state.extend(message.chunks)
-        pending.states[message.uid] = pending.states.get(message.uid, 0) + message.restored
+        pending.chunks[message.uid] = pending.chunks.get(message.uid, 0) + message.restored
         self._complete_if_acknowledged(pending)
 
     def _complete_if_acknowledged(self, pending: PendingCheckpoint) -> None:
@@ -309,7 +309,7 @@ class Coordinator:
             rows_written=dict(pending.rows_written),
             duration_ms=int((self._clock.monotonic_s() - pending.started_s) * 1000),
             state=pending.state,
-            states=pending.states,
+            chunks=pending.chunks,
         )
         self._outlets.complete(completed)
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, LiteralString
 
 import sqlalchemy as sa
 from psycopg.types.json import Jsonb
-from sqlalchemy.dialects.postgresql import distinct_on
+from sqlalchemy.dialects.postgresql import JSONB, distinct_on
 
 from etl.errors import FencedError
 from etl.sink import Committable
@@ -17,7 +17,11 @@ from etl.state import StateChunk
 from etl.store import state, tables
 from etl.store.database import StoreConnection
 from etl.store.lease import Lease
+from etl.store.state import OperatorState
 from etl.store.tables import RunStatus, Trigger
+
+PRUNE_STATE_EVERY = 8
+"""Chunks that nobody needs harm nobody: they are looked for at one checkpoint in so many."""
 
 _KEY: LiteralString = (
     " FROM (SELECT %(job_id)s::text AS job_id, %(incarnation)s::int8 AS incarnation,"
@@ -54,7 +58,8 @@ class CompletedCheckpoint:
         rows_written: Rows of this checkpoint by sink uid.
         duration_ms: From trigger to the last acknowledgement.
         state: What operators remember, as far as it has changed.
-        states: By uid of an operator, how many chunks a restore of its state reads.
+        chunks: By uid of an operator, how many chunks a restore of its state reads.
+        states: The same with what else is recorded of each operator.
     """
 
     checkpoint_id: int
@@ -65,7 +70,8 @@ class CompletedCheckpoint:
     rows_written: Mapping[str, int]
     duration_ms: int
     state: Sequence[StateChunk] = ()
-    states: Mapping[str, int] = field(default_factory=dict)
+    chunks: Mapping[str, int] = field(default_factory=dict)
+    states: Mapping[str, OperatorState] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,14 +83,14 @@ class Restored:
         positions: By source uid and split id.
         committables: Handles recorded in that checkpoint.
         settled: Whether a run has ended well at that checkpoint: all of it is visible then.
-        states: By uid of an operator, how many chunks of state it has (see :func:`etl.store.state.chunks_of`).
+        states: By uid of an operator, what the checkpoint says of its state.
     """
 
     checkpoint_id: int
     positions: Mapping[str, Mapping[str, Position]] = field(default_factory=dict)
     committables: Sequence[Committable] = ()
     settled: bool = False
-    states: Mapping[str, int] = field(default_factory=dict)
+    states: Mapping[str, OperatorState] = field(default_factory=dict)
 
 
 def advance_head(connection: StoreConnection, lease: Lease, checkpoint_id: int) -> None:
@@ -110,6 +116,7 @@ def record(connection: StoreConnection, lease: Lease, run_id: int, completed: Co
         "incarnation": lease.incarnation,
         "checkpoint_id": completed.checkpoint_id,
     }
+    states = {uid: asdict(one) for uid, one in completed.states.items()}
     connection.core.execute(
         sa.insert(tables.checkpoint).values(
             **key,
@@ -123,7 +130,8 @@ def record(connection: StoreConnection, lease: Lease, run_id: int, completed: Co
             positions=len(_moved(completed)),
             splits=_splits(connection, lease, completed),
             chunks=len(completed.state),
-            states=dict(completed.states),
+            states=states,
+            states_digest=_states_digest(key, len(completed.state), states),
         )
     )
     if moved := _moved(completed):
@@ -235,14 +243,26 @@ def _committables(connection: StoreConnection, lease: Lease) -> list[Committable
     return [Committable(*row) for row in connection.core.execute(query.order_by(column.uid, column.subtask))]
 
 
-def _states(connection: StoreConnection, lease: Lease) -> dict[str, int]:
+def _states_digest(key: Mapping[str, Any], chunks: int, states: Mapping[str, Any]) -> sa.ColumnElement[bytes]:
+    """As :data:`etl.store.tables.STATES_DIGEST`, of a row that is not there yet."""
+    parts = (
+        sa.cast(key["job_id"], sa.Text),
+        sa.cast(key["incarnation"], sa.BigInteger),
+        sa.cast(key["checkpoint_id"], sa.BigInteger),
+        sa.cast(chunks, sa.Integer),
+        sa.cast(states, JSONB),
+    )
+    return sa.func.sha256(sa.func.convert_to(sa.cast(sa.func.jsonb_build_array(*parts), sa.Text), "UTF8"))
+
+
+def _states(connection: StoreConnection, lease: Lease) -> dict[str, OperatorState]:
     column = tables.checkpoint.c
     query = sa.select(column.states).where(
         column.job_id == lease.job_id,
         column.incarnation == lease.incarnation,
         column.checkpoint_id == lease.checkpoint_id,
     )
-    return dict(connection.core.execute(query).scalar_one_or_none() or {})
+    return state.operator_states(connection.core.execute(query).scalar_one_or_none() or {})
 
 
 def _is_settled(connection: StoreConnection, lease: Lease) -> bool:
@@ -288,6 +308,7 @@ def prune(connection: StoreConnection, lease: Lease, checkpoint_id: int, keep: i
             superseded,
         )
     )
-    state.prune(connection, lease, oldest)
+    if checkpoint_id % PRUNE_STATE_EVERY == 0:
+        state.prune(connection, lease, oldest)
     if checkpoint_id == lease.checkpoint_id + 1:
         state.prune_forgotten(connection, lease)

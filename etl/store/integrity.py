@@ -19,11 +19,14 @@ from etl.store import tables
 from etl.store.checkpoints import Restored
 from etl.store.database import StoreConnection
 from etl.store.lease import Lease
+from etl.store.state import CURE
 
-_CURE = "rows were deleted or changed by hand; nothing was read: put them back, from a backup of the store"
 _MINE: LiteralString = " WHERE job_id = %s AND incarnation = %s AND digest <> "
 _EDITED_POSITION: LiteralString = " FROM etl.position" + _MINE + tables.POSITION_DIGEST
 _EDITED_COMMITTABLE: LiteralString = " FROM etl.committable" + _MINE + tables.COMMITTABLE_DIGEST
+_EDITED_STATES: LiteralString = (
+    " FROM etl.checkpoint WHERE job_id = %s AND incarnation = %s AND states_digest <> " + tables.STATES_DIGEST
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +69,13 @@ def _require_head(kept: Sequence[_Counted], lease: Lease) -> None:
     if newest != lease.checkpoint_id:
         raise StateError(
             f"etl.head names checkpoint {lease.checkpoint_id} of incarnation {lease.incarnation}, and the newest in"
-            f" etl.checkpoint is {newest or 'none'}: {_CURE}"
+            f" etl.checkpoint is {newest or 'none'}: {CURE}"
         )
     highest = max((row.epoch for row in kept), default=0)
     if highest >= lease.epoch:
         raise StateError(
             f"etl.head gave out epoch {lease.epoch}, but etl.checkpoint has one of epoch {highest}: an epoch is never"
-            f" used twice: {_CURE}"
+            f" used twice: {CURE}"
         )
 
 
@@ -84,14 +87,26 @@ def _require_unchanged(connection: StoreConnection, lease: Lease) -> None:
         uid, split_id, number = edited
         raise StateError(
             f'etl.position: that of source "{uid}", split "{split_id}", checkpoint {number}, is not the one that was'
-            f" written: {_CURE}"
+            f" written: {CURE}"
         )
     edited = connection.driver.execute("SELECT uid, checkpoint_id" + _EDITED_COMMITTABLE, mine).fetchone()
     if edited is not None:
         uid, number = edited
         raise StateError(
-            f'etl.committable: that of sink "{uid}", checkpoint {number}, is not the one that was written: {_CURE}'
+            f'etl.committable: that of sink "{uid}", checkpoint {number}, is not the one that was written: {CURE}'
         )
+
+
+def require_states_unchanged(connection: StoreConnection, lease: Lease) -> None:
+    """What a checkpoint says of the state of operators: without an entry an operator would begin anew.
+
+    Raises:
+        StateError: Names the checkpoint.
+    """
+    mine = [lease.job_id, lease.incarnation]
+    edited = connection.driver.execute("SELECT checkpoint_id" + _EDITED_STATES, mine).fetchone()
+    if edited is not None:
+        raise StateError(f"etl.checkpoint: states of checkpoint {edited[0]} are not those that were written: {CURE}")
 
 
 def _require_objects(restored: Restored) -> None:
@@ -99,16 +114,16 @@ def _require_objects(restored: Restored) -> None:
     for uid, splits in restored.positions.items():
         for split_id, position in splits.items():
             if not isinstance(position, dict):
-                raise StateError(f'etl.position: that of source "{uid}", split "{split_id}", is no object: {_CURE}')
+                raise StateError(f'etl.position: that of source "{uid}", split "{split_id}", is no object: {CURE}')
     for one in restored.committables:
         if not isinstance(one.payload, dict):
-            raise StateError(f'etl.committable: the payload of sink "{one.uid}" is no object: {_CURE}')
+            raise StateError(f'etl.committable: the payload of sink "{one.uid}" is no object: {CURE}')
 
 
 def _require(table: str, checkpoint_id: int, counted: int, found: int, what: str = "rows") -> None:
     if counted != found:
         raise StateError(
-            f"etl.{table}: checkpoint {checkpoint_id} has counted {counted} {what}, and {found} are there: {_CURE}"
+            f"etl.{table}: checkpoint {checkpoint_id} has counted {counted} {what}, and {found} are there: {CURE}"
         )
 
 

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import LiteralString, Protocol
+
+from msgspec import ValidationError, convert
 
 from etl.codec import decode_rows, digest
 from etl.errors import StateError
@@ -23,24 +26,59 @@ _COPY: LiteralString = (
 )
 _TYPES = ("text", "int8", "text", "int2", "int8", "int2", "int8", "bytea", "bytea")
 
-# Of each chain the newest one only: what lies before its full chunk has been replaced by it.
+# Of each chain the newest one only: what lies before its full chunk has been replaced by it. And of an operator that
+# was removed and has come back only what it has stored since.
 _CHAINS: LiteralString = (
     "SELECT uid, key_group, sequence, rows, content, digest, checkpoint_id FROM ("
-    "  SELECT *, max(checkpoint_id) FILTER (WHERE sequence = 0) OVER (PARTITION BY uid, key_group) AS since"
-    "  FROM etl.state WHERE job_id = %s AND incarnation = %s AND checkpoint_id <= %s AND uid = ANY (%s)) AS chunk"
-    " WHERE checkpoint_id >= since ORDER BY uid, key_group, checkpoint_id"
+    "  SELECT s.*, max(checkpoint_id) FILTER (WHERE sequence = 0) OVER (PARTITION BY uid, key_group) AS first"
+    "  FROM etl.state s JOIN unnest(%s::text[], %s::int8[]) AS life (uid, since) USING (uid)"
+    "  WHERE job_id = %s AND incarnation = %s AND checkpoint_id BETWEEN since AND %s) AS chunk"
+    " WHERE checkpoint_id >= first ORDER BY uid, key_group, checkpoint_id"
 )
-_SUBSUMED: LiteralString = (
-    "DELETE FROM etl.state old USING etl.state newer"
-    " WHERE newer.job_id = %(job)s AND newer.incarnation = %(incarnation)s"
-    " AND newer.sequence = 0 AND newer.checkpoint_id <= %(oldest)s"
-    " AND old.job_id = newer.job_id AND old.incarnation = newer.incarnation AND old.uid = newer.uid"
-    " AND old.key_group = newer.key_group AND old.checkpoint_id < newer.checkpoint_id"
+_REPLACED: LiteralString = (
+    "SELECT job_id, incarnation, uid, key_group,"
+    "       max(checkpoint_id) FILTER (WHERE sequence = 0 AND checkpoint_id <= %(oldest)s)"
+    " FROM etl.state WHERE job_id = %(job)s AND incarnation = %(incarnation)s GROUP BY 1, 2, 3, 4"
+    " HAVING min(checkpoint_id) < max(checkpoint_id) FILTER (WHERE sequence = 0 AND checkpoint_id <= %(oldest)s)"
+)
+# One by one and by key: without statistics the planner joins the table with itself row by row.
+_DELETE_REPLACED: LiteralString = (
+    "DELETE FROM etl.state"
+    " WHERE job_id = %s AND incarnation = %s AND uid = %s AND key_group = %s AND checkpoint_id < %s"
 )
 _FORGOTTEN: LiteralString = (
-    "DELETE FROM etl.state WHERE job_id = %(job)s AND incarnation = %(incarnation)s AND uid NOT IN ("
-    "  SELECT jsonb_object_keys(states) FROM etl.checkpoint WHERE job_id = %(job)s AND incarnation = %(incarnation)s)"
+    "DELETE FROM etl.state s WHERE job_id = %(job)s AND incarnation = %(incarnation)s AND NOT EXISTS ("
+    "  SELECT FROM etl.checkpoint c WHERE c.job_id = %(job)s AND c.incarnation = %(incarnation)s"
+    "  AND (c.states -> s.uid ->> 'since')::int8 <= s.checkpoint_id)"
 )
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorState:
+    """What a checkpoint says of the state of an operator.
+
+    Attributes:
+        chunks: How many a restore reads.
+        since: The first checkpoint that this state was part of; what the operator has stored before, in an earlier
+            life, is no part of it.
+        declared: What the operator does, for people.
+    """
+
+    chunks: int
+    since: int
+    declared: str
+
+
+def operator_states(stored: object) -> dict[str, OperatorState]:
+    """The column ``states`` of a checkpoint.
+
+    Raises:
+        StateError: It holds something else.
+    """
+    try:
+        return convert(stored, type=dict[str, OperatorState])
+    except ValidationError as error:
+        raise StateError(f"etl.checkpoint.states: {error}: {CURE}") from error
 
 
 class CheckpointKey(Protocol):
@@ -79,13 +117,15 @@ def record(connection: StoreConnection, lease: Lease, checkpoint_id: int, chunks
             )
 
 
-def restore(connection: Connection, key: CheckpointKey, states: Mapping[str, int]) -> dict[str, list[Fragment]]:
+def restore(
+    connection: Connection, key: CheckpointKey, states: Mapping[str, OperatorState]
+) -> dict[str, list[Fragment]]:
     """The state of operators at a checkpoint, each chain in its order.
 
     Args:
         connection: To the store.
         key: The checkpoint.
-        states: By uid of an operator, how many chunks the checkpoint has counted.
+        states: By uid of an operator, what the checkpoint says of it.
 
     Raises:
         StateError: A chunk is missing or not the one that was written; names operator, key group and checkpoint.
@@ -93,7 +133,8 @@ def restore(connection: Connection, key: CheckpointKey, states: Mapping[str, int
     found: dict[str, list[Fragment]] = {uid: [] for uid in states}
     if not states:
         return found
-    rows_found = connection.execute(_CHAINS, [key.job_id, key.incarnation, key.checkpoint_id, list(states)])
+    lives = [list(states), [one.since for one in states.values()]]
+    rows_found = connection.execute(_CHAINS, [*lives, key.job_id, key.incarnation, key.checkpoint_id])
     for uid, key_group, sequence, rows, content, stored_digest, checkpoint_id in rows_found:
         chunk = StateChunk(uid, key_group, sequence, rows, content, hashlib.sha256(content).digest())
         if _digest(key, checkpoint_id, chunk) != stored_digest:
@@ -102,10 +143,10 @@ def restore(connection: Connection, key: CheckpointKey, states: Mapping[str, int
         _require_next(chunk, checkpoint_id, chain[-1] if chain else None)
         chain.append(_fragment(chunk, checkpoint_id))
     for uid, counted in states.items():
-        if counted != len(found[uid]):
+        if counted.chunks != len(found[uid]):
             raise StateError(
-                f'etl.state: checkpoint {key.checkpoint_id} has counted {counted} chunks of operator "{uid}", and'
-                f" {len(found[uid])} are there: {CURE}"
+                f"etl.state: checkpoint {key.checkpoint_id} has counted {counted.chunks} chunks of operator"
+                f' "{uid}", and {len(found[uid])} are there: {CURE}'
             )
     return found
 
@@ -113,11 +154,14 @@ def restore(connection: Connection, key: CheckpointKey, states: Mapping[str, int
 def prune(connection: StoreConnection, lease: Lease, oldest: int) -> None:
     """Drop chunks that a newer full one has replaced for all checkpoints from ``oldest`` on; the caller commits."""
     key = {"job": lease.job_id, "incarnation": lease.incarnation, "oldest": oldest}
-    connection.driver.execute(_SUBSUMED, key)
+    replaced = connection.driver.execute(_REPLACED, key).fetchall()
+    if replaced:
+        with connection.driver.cursor() as cursor:
+            cursor.executemany(_DELETE_REPLACED, replaced)
 
 
 def prune_forgotten(connection: StoreConnection, lease: Lease) -> None:
-    """Drop the state of operators that no kept checkpoint has any more; the caller commits."""
+    """Drop the state of operators, or of earlier lives of theirs, that no kept checkpoint has; the caller commits."""
     connection.driver.execute(_FORGOTTEN, {"job": lease.job_id, "incarnation": lease.incarnation})
 
 

@@ -128,6 +128,7 @@ checkpoint = sa.Table(
     sa.Column("splits", sa.BigInteger, nullable=False),
     sa.Column("chunks", sa.Integer, nullable=False),
     sa.Column("states", JSONB, nullable=False),
+    sa.Column("states_digest", BYTEA, nullable=False),
     _one_of("trigger", Trigger),
 )
 
@@ -182,6 +183,11 @@ COMMITTABLE_DIGEST: LiteralString = (
     "jsonb_build_array(job_id, incarnation, checkpoint_id, uid, subtask, epoch, rows, payload)::text, 'UTF8'))"
 )
 """What ``digest`` must be in a row of ``etl.committable``."""
+
+STATES_DIGEST: LiteralString = (
+    "sha256(convert_to(jsonb_build_array(job_id, incarnation, checkpoint_id, chunks, states)::text, 'UTF8'))"
+)
+"""What ``states_digest`` must be in a row of ``etl.checkpoint``."""
 
 fence = sa.Table(
     "fence",

@@ -24,13 +24,20 @@ CREATE TABLE etl.state (
 ALTER TABLE etl.state ALTER COLUMN content SET STORAGE EXTERNAL;
 COMMENT ON TABLE etl.state IS
     'What operators remember: by key group a chain of chunks, a full one (sequence 0) and then what has changed.';
-COMMENT ON COLUMN etl.state.digest IS 'SHA-256 of the other columns but rows.';
+COMMENT ON COLUMN etl.state.digest IS 'SHA-256 of the other columns, each with its length.';
 
 ALTER TABLE etl.checkpoint
-    ADD COLUMN chunks integer NOT NULL DEFAULT 0, ADD COLUMN states jsonb NOT NULL DEFAULT '{}';
-ALTER TABLE etl.checkpoint ALTER COLUMN chunks DROP DEFAULT, ALTER COLUMN states DROP DEFAULT;
+    ADD COLUMN chunks integer NOT NULL DEFAULT 0,
+    ADD COLUMN states jsonb NOT NULL DEFAULT '{}',
+    ADD COLUMN states_digest bytea;
+UPDATE etl.checkpoint SET states_digest = sha256(convert_to(
+    jsonb_build_array(job_id, incarnation, checkpoint_id, chunks, states)::text, 'UTF8'));
+ALTER TABLE etl.checkpoint
+    ALTER COLUMN chunks DROP DEFAULT, ALTER COLUMN states DROP DEFAULT, ALTER COLUMN states_digest SET NOT NULL;
 COMMENT ON COLUMN etl.checkpoint.chunks IS 'Rows of etl.state that it wrote.';
-COMMENT ON COLUMN etl.checkpoint.states IS 'By operator, how many rows of etl.state a restore of it reads.';
+COMMENT ON COLUMN etl.checkpoint.states IS
+    'By operator: how many rows of etl.state a restore of it reads, since which checkpoint, and how it was declared.';
+COMMENT ON COLUMN etl.checkpoint.states_digest IS 'SHA-256 of its number, chunks and states, as a JSON array.';
 """
 
 VIEWS = """

@@ -65,7 +65,7 @@ def test_keys_of_an_operator_are_shown(kept: Project) -> None:
     shown = kept.etl("state", "show", "kept", "totals")
     assert (shown.returncode, shown.stderr) == (0, "")
     header, *lines = shown.stdout.splitlines()
-    assert header.split() == ["key", "total.sum", "rows.count"]
+    assert header.split() == ["key", "total.sum", "rows.len"]
     assert sorted(line.split() for line in lines) == [["0", "9.0", "4"], ["1", "11.0", "4"], ["NULL", "13.0", "4"]]
     assert len(kept.etl("state", "show", "kept", "totals", "--limit", "2").stdout.splitlines()) == 3
 
@@ -125,7 +125,7 @@ def test_edited_state_is_refused(kept: Project) -> None:
 def test_explain_shows_what_is_kept(kept: Project) -> None:
     shown = kept.etl("explain", "jobs.kept").stdout
     assert 'totals: aggregate by key: total=col("half").sum(), rows=len()' in shown
-    assert "memory: process by key remember, keeping largest, seen" in shown
+    assert "memory: process by key remember, keeping largest numeric(6,1), seen map of int8 to float8" in shown
     assert "State, stored with each checkpoint" in shown
     assert "  totals: by key, in 2 subtask(s)" in shown
     nodes = {node["id"]: node for node in json.loads(kept.etl("explain", "jobs.kept", "--json").stdout)["nodes"]}

@@ -31,7 +31,7 @@ from psycopg import sql
 
 from etl.sink import CheckpointMode
 from tests.faults.fault import RunRequest
-from tests.faults.jobs import BATCH_ROWS, FILES, KINDS, Kind, Row, Rows, Target, by_key, rows_before
+from tests.faults.jobs import BATCH_ROWS, FILES, KINDS, UPSERT_TABLE, Kind, Row, Rows, Target, rows_before
 from tests.support.databases import one_snapshot
 
 Connection = psycopg.Connection[Any]
@@ -296,7 +296,7 @@ class Judge:
 
 def _gone(target: Target, former: Rows, rows: Rows) -> list[Any]:
     """What was there and is no more: rows, or keys where a row replaces another one."""
-    if target.expected is by_key:
+    if target.table == UPSERT_TABLE:
         return sorted({row[1] for row in former} - {row[1] for row in rows})
     return sorted((former - rows).elements())
 

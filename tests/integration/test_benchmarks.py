@@ -137,6 +137,7 @@ def test_state_prints_ratios_against_bounds(
         ("restore of 200 keys", 2.0, "s"),
     ]
     assert content["figures"]["checkpoints whose bytes were counted"][0] >= 1
+    assert content["figures"]["chunks of a restore"][0] > 100
     assert content["figures"]["Bytewax with recovery, 200 keys, s"][0] > 0
     assert content["setting"]["change_rows"] == 1000
 

@@ -236,13 +236,28 @@ def test_uids_of_operators_must_be_there_and_differ() -> None:
     assert found[2] == "deduplicate: it has no uid"
 
 
+@pytest.mark.parametrize("uid", ["etl-snapshots", "totals[0]", "a[12]"])
+def test_uid_like_the_name_of_a_subtask_is_refused(uid: str) -> None:
+    job, orders = orders_job()
+    orders.deduplicate(uid, "id").write("out", DeclaredSink())
+    assert problems(job) == [f'deduplicate "{uid}": the uid is like the name of a subtask']
+
+
+@pytest.mark.parametrize("keys", [5, pl.col("id"), [pl.col("id")]])
+def test_key_that_is_no_name_is_refused(keys: object) -> None:
+    (problem,) = problems_of(lambda s: s.deduplicate("u", keys))  # type: ignore[arg-type]
+    assert problem.endswith("is no name of a column")
+
+
 def test_aggregation_of_results_is_refused() -> None:
     job, orders = orders_job()
     totals = orders.key_by("id", "status").aggregate("totals", rows=pl.len())
     totals.filter(pl.col("rows") > 1).key_by("status").aggregate("again", most=pl.col("rows").max()).write(
         "out", DeclaredSink()
     )
-    assert problems(job) == ['aggregate "again": it would count the results of "totals" again each time they change']
+    assert problems(job) == [
+        'aggregate "again": it would take each of the results of "totals" again whenever it changes'
+    ]
 
 
 def test_operators_with_state_are_nodes_of_their_own() -> None:

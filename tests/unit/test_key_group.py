@@ -18,9 +18,9 @@ from etl.key_group import (
     groups_of_hashes,
     groups_of_subtask,
     hash_keys,
-    is_key_type,
     subtasks_of_hashes,
 )
+from etl.keyed import PARALLELISM_MAX
 
 
 def hashes(*columns: tuple[Sequence[Any], pa.DataType]) -> list[int]:
@@ -158,6 +158,5 @@ def test_every_group_has_exactly_one_owner(parallelism: int) -> None:
     assert all(group in groups_of_subtask(owner, parallelism) for group, owner in enumerate(owners))
 
 
-def test_lists_are_no_keys() -> None:
-    assert not is_key_type(pa.list_(pa.int64()))
-    assert is_key_type(pa.timestamp("us", tz="UTC"))
+def test_parallelism_ends_with_the_number_of_groups() -> None:
+    assert PARALLELISM_MAX == KEY_GROUPS

@@ -6,8 +6,10 @@ at once. Sums of integers and decimals are kept in 128 bits and never pass throu
 
 from __future__ import annotations
 
+import decimal
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from decimal import Decimal
 
 import numpy as np
 import polars as pl
@@ -16,12 +18,22 @@ import pyarrow as pa
 from etl.errors import RecordError
 from etl.keyed import SUM_DIGITS, AggregateColumn, AggregateKind
 from etl.operators.exact import array_of_series
-from etl.operators.keyed.columns import DecimalColumn, Flags, Ids, PrimitiveColumn, StateColumn, state_column, validity
+from etl.operators.keyed.columns import (
+    DecimalColumn,
+    Flags,
+    Ids,
+    PrimitiveColumn,
+    StateColumn,
+    Values,
+    state_column,
+    validity,
+)
 from etl.operators.keyed.key_index import Numbered
 from etl.schema import PostgresType
 
 _COUNT = PostgresType.parse("int8")
 _FLOAT = PostgresType.parse("float8")
+_SUM_LIMIT = 10**SUM_DIGITS
 
 Partials = Mapping[str, pl.Series]
 """By name of the part: one value for each key of the batch."""
@@ -32,15 +44,26 @@ class Accumulator(ABC):
 
     Attributes:
         name: Of the column.
-        partials: By part, what polars computes of the rows of a key within a batch.
-        columns: By part, what is remembered.
+        inputs: By name, what is computed of each row, and its type.
+        columns: By part, what is remembered. The parts of different aggregates have different names, so that what one
+            has stored is never taken for another's.
     """
 
     def __init__(self, column: AggregateColumn) -> None:
         self.name = column.name
-        self.partials: dict[str, pl.Expr] = {}
+        self.inputs: dict[str, tuple[pl.Expr, PostgresType]] = {}
         self.columns: dict[str, StateColumn] = {}
         self._type = column.type
+        if column.value is not None:
+            self.inputs["value"] = (column.value, column.value_type)
+
+    @abstractmethod
+    def partials(self, inputs: Mapping[str, pl.Series]) -> dict[str, pl.Expr]:
+        """By part, how polars reduces the rows of a key within a batch.
+
+        Args:
+            inputs: The values of the batch; their names are those of the columns that the expressions may use.
+        """
 
     @abstractmethod
     def merge(self, keys: Numbered, partials: Partials) -> None:
@@ -80,23 +103,29 @@ def accumulator_for(column: AggregateColumn) -> Accumulator:
             return _ByOrder(column)
 
 
-def _value(column: AggregateColumn) -> pl.Expr:
-    assert column.value is not None
-    return column.value
+def _of(series: pl.Series) -> pl.Expr:
+    return pl.col(series.name)
 
 
 class _Count(Accumulator):
     def __init__(self, column: AggregateColumn) -> None:
         super().__init__(column)
-        self.partials["count"] = pl.len() if column.value is None else column.value.count()
-        self.columns["count"] = self._count = PrimitiveColumn(_COUNT.arrow)
+        self._part = str(column.kind)
+        self.columns[self._part] = self._count = PrimitiveColumn(_COUNT.arrow)
+
+    def partials(self, inputs: Mapping[str, pl.Series]) -> dict[str, pl.Expr]:
+        return {self._part: _of(inputs["value"]).count() if inputs else pl.len()}
 
     def merge(self, keys: Numbered, partials: Partials) -> None:
-        self._count.values[keys.ids] += partials["count"].cast(pl.Int64).to_numpy()
-        self._count.valid[keys.ids] = True
+        _add_count(self._count, keys.ids, partials[self._part])
 
     def result(self, ids: Ids) -> pa.Array:
         return self._count.take(ids)
+
+
+def _add_count(column: PrimitiveColumn, ids: Ids, counts: pl.Series) -> None:
+    column.values[ids] += counts.cast(pl.Int64).to_numpy()
+    column.valid[ids] = True
 
 
 class _ExactSum(Accumulator):
@@ -105,20 +134,35 @@ class _ExactSum(Accumulator):
     def __init__(self, column: AggregateColumn) -> None:
         super().__init__(column)
         arrow = column.value_type.arrow
-        scale = arrow.scale if pa.types.is_decimal128(arrow) else 0
-        self._partial_type = PostgresType.parse(f"numeric({SUM_DIGITS},{scale})")
-        value = _value(column)
-        if pa.types.is_decimal128(arrow):
-            self.partials["sum"] = value.sum()
-        else:
-            # polars adds up 64-bit numbers without a look at what does not fit
-            self.partials["sum"] = value.cast(pl.Int128).sum().cast(pl.Decimal(SUM_DIGITS, 0))
+        self.scale = arrow.scale if pa.types.is_decimal128(arrow) else 0
+        self._is_integral = not pa.types.is_decimal128(arrow)
+        self._partial_type = PostgresType.parse(f"numeric({SUM_DIGITS},{self.scale})")
         self.columns["sum"] = self._sum = DecimalColumn(self._partial_type.arrow)
 
+    def partials(self, inputs: Mapping[str, pl.Series]) -> dict[str, pl.Expr]:
+        values = inputs["value"]
+        if self._is_integral:
+            # polars adds up 64-bit numbers without a look at what does not fit
+            return {"sum": _of(values).cast(pl.Int128).sum().cast(pl.Decimal(SUM_DIGITS, 0))}
+        # and 128-bit numbers too
+        return {"sum": _of(values).sum() if _sums_fit(values, self.scale) else _of(values).implode()}
+
     def merge(self, keys: Numbered, partials: Partials) -> None:
-        overflown = self._sum.add(keys.ids, array_of_series(partials["sum"], self._partial_type))
+        sums = partials["sum"]
+        if sums.dtype == pl.List:
+            sums = pl.Series(sums.name, [self._exact(values) for values in sums.to_list()], pl.Decimal(38, self.scale))
+        overflown = self._sum.add(keys.ids, array_of_series(sums, self._partial_type))
         if overflown.any():
-            raise RecordError(f'column "{self.name}": a sum has more than {SUM_DIGITS} digits')
+            raise self._too_long()
+
+    def _exact(self, values: list[Decimal | None]) -> Decimal:
+        unscaled = sum(_unscaled(value, self.scale) for value in values if value is not None)
+        if abs(unscaled) >= _SUM_LIMIT:
+            raise self._too_long()
+        return Decimal(unscaled).scaleb(-self.scale, _EXACT)
+
+    def _too_long(self) -> RecordError:
+        return RecordError(f'column "{self.name}": a sum has more than {SUM_DIGITS} digits')
 
     def result(self, ids: Ids) -> pa.Array:
         sums = self._sum.take(ids)
@@ -128,12 +172,37 @@ class _ExactSum(Accumulator):
         except pa.ArrowInvalid as error:
             raise RecordError(f'column "{self.name}": a sum does not fit into {self._type}: {error}') from error
 
+    def numbers(self, ids: Ids) -> list[int]:
+        """The sums as unscaled numbers."""
+        pairs = zip(self._sum.high[ids].tolist(), self._sum.low[ids].tolist(), strict=True)
+        return [(high << 64) + low for high, low in pairs]
+
+
+def _sums_fit(values: pl.Series, scale: int) -> bool:
+    """Whether no sum of these values can have too many digits."""
+    low, high = values.min(), values.max()
+    if low is None or high is None:
+        return True
+    assert isinstance(low, Decimal)
+    assert isinstance(high, Decimal)
+    furthest = max(abs(_unscaled(low, scale)), abs(_unscaled(high, scale)))
+    return bool(furthest * len(values) < _SUM_LIMIT)
+
+
+_EXACT = decimal.Context(prec=2 * SUM_DIGITS)
+
+
+def _unscaled(value: Decimal, scale: int) -> int:
+    return int(value.scaleb(scale, _EXACT))
+
 
 class _FloatSum(Accumulator):
     def __init__(self, column: AggregateColumn) -> None:
         super().__init__(column)
-        self.partials["sum"] = _value(column).cast(pl.Float64).sum()
         self.columns["sum"] = self._sum = PrimitiveColumn(_FLOAT.arrow)
+
+    def partials(self, inputs: Mapping[str, pl.Series]) -> dict[str, pl.Expr]:
+        return {"sum": _of(inputs["value"]).cast(pl.Float64).sum()}
 
     def merge(self, keys: Numbered, partials: Partials) -> None:
         self._sum.values[keys.ids] += partials["sum"].to_numpy()
@@ -142,28 +211,36 @@ class _FloatSum(Accumulator):
     def result(self, ids: Ids) -> pa.Array:
         return self._sum.take(ids)
 
+    def values(self, ids: Ids) -> Values:
+        """The sums."""
+        return self._sum.values[ids]
+
 
 class _Mean(Accumulator):
-    """The nearest float of the exact sum, divided by the count of what is not NULL."""
+    """The sum divided by the count of what is not NULL: the nearest float, unless floats were added up."""
 
     def __init__(self, column: AggregateColumn) -> None:
         super().__init__(column)
-        is_float = pa.types.is_floating(column.value_type.arrow)
-        self._sum = _FloatSum(column) if is_float else _ExactSum(column)
-        self.partials = {**self._sum.partials, "count": _value(column).count()}
+        self._sum = _FloatSum(column) if pa.types.is_floating(column.value_type.arrow) else _ExactSum(column)
         self._count = PrimitiveColumn(_COUNT.arrow)
-        self.columns = {**self._sum.columns, "count": self._count}
+        self.columns = {"mean_sum": self._sum.columns["sum"], "mean_count": self._count}
+
+    def partials(self, inputs: Mapping[str, pl.Series]) -> dict[str, pl.Expr]:
+        return {"mean_sum": self._sum.partials(inputs)["sum"], "mean_count": _of(inputs["value"]).count()}
 
     def merge(self, keys: Numbered, partials: Partials) -> None:
-        self._sum.merge(keys, partials)
-        self._count.values[keys.ids] += partials["count"].cast(pl.Int64).to_numpy()
-        self._count.valid[keys.ids] = True
+        self._sum.merge(keys, {"sum": partials["mean_sum"]})
+        _add_count(self._count, keys.ids, partials["mean_count"])
 
     def result(self, ids: Ids) -> pa.Array:
-        sums = np.asarray(self._sum.columns["sum"].take(ids).cast(pa.float64()))
         counts = self._count.values[ids]
-        with np.errstate(invalid="ignore", divide="ignore"):
-            return pa.array(sums / counts, mask=counts == 0)
+        if isinstance(self._sum, _FloatSum):
+            with np.errstate(invalid="ignore", divide="ignore"):
+                return pa.array(self._sum.values(ids) / counts, mask=counts == 0)
+        unit = 10**self._sum.scale
+        # Python's division of integers is rounded once, whatever their size.
+        pairs = zip(self._sum.numbers(ids), counts.tolist(), strict=True)
+        return pa.array([total / (unit * count) if count else None for total, count in pairs], pa.float64())
 
 
 class _Extreme(Accumulator):
@@ -171,13 +248,20 @@ class _Extreme(Accumulator):
 
     def __init__(self, column: AggregateColumn) -> None:
         super().__init__(column)
+        self._part = str(column.kind)
         self._wanted = -1 if column.kind is AggregateKind.MIN else 1
         self._value_type = column.value_type
-        self.partials["value"] = _value(column).min() if self._wanted < 0 else _value(column).max()
-        self.columns["value"] = self._best = state_column(column.value_type.arrow)
+        self.columns[self._part] = self._best = state_column(column.value_type.arrow)
+
+    def partials(self, inputs: Mapping[str, pl.Series]) -> dict[str, pl.Expr]:
+        values = _of(inputs["value"])
+        if pa.types.is_floating(self._value_type.arrow):
+            # 0.0 and -0.0 are equal, and chance would decide between them
+            values = pl.when(values == 0.0).then(0.0).otherwise(values)
+        return {self._part: values.min() if self._wanted < 0 else values.max()}
 
     def merge(self, keys: Numbered, partials: Partials) -> None:
-        values = array_of_series(partials["value"], self._value_type)
+        values = array_of_series(partials[self._part], self._value_type)
         better = ~self._best.valid[keys.ids] | (self._best.compare(keys.ids, values) == -self._wanted)
         better &= validity(values)
         if pa.types.is_floating(values.type):
@@ -195,13 +279,17 @@ class _ByArrival(Accumulator):
 
     def __init__(self, column: AggregateColumn) -> None:
         super().__init__(column)
+        self._part = str(column.kind)
         self._first = column.kind is AggregateKind.FIRST
         self._value_type = column.value_type
-        self.partials["value"] = _value(column).first() if self._first else _value(column).last()
-        self.columns["value"] = self._kept = state_column(column.value_type.arrow)
+        self.columns[self._part] = self._kept = state_column(column.value_type.arrow)
+
+    def partials(self, inputs: Mapping[str, pl.Series]) -> dict[str, pl.Expr]:
+        values = _of(inputs["value"])
+        return {self._part: values.first() if self._first else values.last()}
 
     def merge(self, keys: Numbered, partials: Partials) -> None:
-        values = array_of_series(partials["value"], self._value_type)
+        values = array_of_series(partials[self._part], self._value_type)
         _put_where(keys.new if self._first else np.ones_like(keys.new), self._kept, keys.ids, values)
 
     def result(self, ids: Ids) -> pa.Array:
@@ -216,28 +304,33 @@ class _ByOrder(Accumulator):
 
     def __init__(self, column: AggregateColumn) -> None:
         super().__init__(column)
+        assert column.order is not None
         self._first = column.kind is AggregateKind.FIRST_BY
         self._types = {"value": column.value_type, "order": column.order_type}
-        order = column.order
-        assert order is not None
-        for part, expression in (("value", _value(column)), ("order", order)):
-            ranked = expression.sort_by(order, maintain_order=True)
-            self.partials[part] = ranked.first() if self._first else ranked.last()
-            self.columns[part] = state_column(self._types[part].arrow)
+        self.inputs["order"] = (column.order, column.order_type)
+        self._parts = {name: f"{column.kind.replace(' ', '_')}_{name}" for name in self.inputs}
+        for name, part in self._parts.items():
+            self.columns[part] = state_column(self._types[name].arrow)
+
+    def partials(self, inputs: Mapping[str, pl.Series]) -> dict[str, pl.Expr]:
+        ranked = {
+            self._parts[name]: _of(inputs[name]).sort_by(_of(inputs["order"]), maintain_order=True) for name in inputs
+        }
+        return {part: one.first() if self._first else one.last() for part, one in ranked.items()}
 
     def merge(self, keys: Numbered, partials: Partials) -> None:
-        values, orders = (array_of_series(partials[part], self._types[part]) for part in ("value", "order"))
-        column = self.columns["order"]
+        arrays = {name: array_of_series(partials[part], self._types[name]) for name, part in self._parts.items()}
+        column, orders = self.columns[self._parts["order"]], arrays["order"]
         here, there = column.valid[keys.ids], validity(orders)
         comparison = np.where(
             here & there, column.compare(keys.ids, orders), here.astype(np.int8) - there.astype(np.int8)
         )
         better = keys.new | ((comparison > 0) if self._first else (comparison <= 0))
-        _put_where(better, column, keys.ids, orders)
-        _put_where(better, self.columns["value"], keys.ids, values)
+        for name, part in self._parts.items():
+            _put_where(better, self.columns[part], keys.ids, arrays[name])
 
     def result(self, ids: Ids) -> pa.Array:
-        return self.columns["value"].take(ids)
+        return self.columns[self._parts["value"]].take(ids)
 
 
 def _put_where(chosen: Flags, column: StateColumn, ids: Ids, values: pa.Array) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
+import polars as pl
 import pyarrow as pa
 
 from etl.keyed import Aggregate, Emission
@@ -11,10 +12,11 @@ from etl.operators.calling import evaluating
 from etl.operators.exact import frame_of, placed
 from etl.operators.keyed.accumulators import accumulator_for
 from etl.operators.keyed.columns import Ids
-from etl.operators.keyed.grouping import key_arrays
+from etl.operators.keyed.grouping import key_arrays, key_frame, key_names
 from etl.operators.keyed.state import ChangedIds, KeyedState
 from etl.schema import Schema
 from etl.state import Fragment, StateCut, StatefulOperator
+from etl.transformation import ANCHOR
 
 EMITTED_ROWS_MAX = 65_536
 """Rows of a batch that goes out at a barrier."""
@@ -33,35 +35,55 @@ class AggregateOperator(StatefulOperator):
         self._unemitted = ChangedIds()
         columns = {f"{one.name}.{part}": column for one in self._accumulators for part, column in one.columns.items()}
         self._state = KeyedState(self.uid, {field.name: field.type.arrow for field in self._keys}, columns)
-        # The output names carry an accumulator's number: a column of the user's may be called like a part of another.
-        self._partials = [
-            partial.alias(_partial_name(number, part))
-            for number, one in enumerate(self._accumulators)
-            for part, partial in one.partials.items()
-        ]
 
     def process(self, batch: pa.RecordBatch) -> Iterable[pa.RecordBatch]:
         """Take the rows in; nothing comes out unless every update is wanted."""
         with placed(self._transformation):
-            frame = frame_of(batch)
+            inputs = self._inputs(batch)
+            named = [
+                (
+                    one,
+                    {part: partial.alias(f"partial_{number}_{part}") for part, partial in one.partials(of_one).items()},
+                )
+                for number, (one, of_one) in enumerate(zip(self._accumulators, inputs, strict=True))
+            ]
+            frame = key_frame(batch, self._keys)
+            frame = frame.with_columns([series for of_one in inputs for series in of_one.values()])
             with evaluating(self._transformation):
-                grouped = frame.group_by([field.name for field in self._keys], maintain_order=True).agg(self._partials)
+                partials = [partial for _, of_one in named for partial in of_one.values()]
+                grouped = frame.group_by(key_names(self._keys), maintain_order=True).agg(partials)
             keys = self._state.add(key_arrays(grouped, self._keys))
-            for number, one in enumerate(self._accumulators):
-                one.merge(keys, {part: grouped[_partial_name(number, part)] for part in one.partials})
+            for one, of_one in named:
+                one.merge(keys, {part: grouped[partial.meta.output_name()] for part, partial in of_one.items()})
         self._state.touch(keys.ids)
         if self._at_updates:
             return self._results(keys.ids)
         self._unemitted.add(keys.ids, self._state.ids_end)
         return ()
 
+    def _inputs(self, batch: pa.RecordBatch) -> list[dict[str, pl.Series]]:
+        """For each accumulator its inputs, a value for every row: also where an expression is the same for all rows."""
+        expressions = {
+            f"input_{number}_{name}": expression
+            for number, one in enumerate(self._accumulators)
+            for name, (expression, _) in one.inputs.items()
+        }
+        frame = frame_of(batch)
+        with evaluating(self._transformation):
+            named = [expression.alias(name) for name, expression in expressions.items()]
+            computed = frame.select(pl.first().alias(ANCHOR), *named)
+        return [
+            {name: computed[f"input_{number}_{name}"] for name in one.inputs}
+            for number, one in enumerate(self._accumulators)
+        ]
+
     def flush(self) -> Iterable[pa.RecordBatch]:
         """The keys that have changed since the last barrier."""
         return self._results(self._unemitted.take())
 
-    def restore(self, fragment: Fragment) -> None:
+    def restore(self, fragments: Sequence[Fragment]) -> None:
         """See :meth:`etl.state.StatefulOperator.restore`."""
-        self._state.restore(fragment)
+        self._state.restore(fragments)
 
     def cut(self) -> StateCut:
         """See :meth:`etl.state.StatefulOperator.cut`."""
@@ -73,7 +95,3 @@ class AggregateOperator(StatefulOperator):
             with placed(self._transformation):
                 arrays = [*self._state.keys(some), *(one.result(some) for one in self._accumulators)]
             yield pa.RecordBatch.from_arrays(arrays, schema=self._schema)
-
-
-def _partial_name(number: int, part: str) -> str:
-    return f"__etl_{number}_{part}"

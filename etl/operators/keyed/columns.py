@@ -12,6 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from etl.errors import RecordError
+
 Ids = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 Values = npt.NDArray[Any]
@@ -33,11 +35,13 @@ class StateColumn(ABC):
 
     Attributes:
         arrow: Type of the values.
+        declared: What was declared, where the Arrow type does not tell all of it.
         valid: By id, whether there is a value; False in new rows.
     """
 
-    def __init__(self, arrow: pa.DataType) -> None:
+    def __init__(self, arrow: pa.DataType, declared: str = "") -> None:
         self.arrow = arrow
+        self.declared = declared
         self.valid: Flags = np.zeros(0, dtype=np.bool_)
 
     def reserve(self, rows: int) -> None:
@@ -228,7 +232,10 @@ def decimal_halves(values: pa.Array) -> tuple[npt.NDArray[np.uint64], npt.NDArra
 
 def _objects(values: pa.Array) -> Values:
     objects = np.empty(len(values), dtype=object)
-    objects[:] = values.to_pylist()
+    try:
+        objects[:] = values.to_pylist()
+    except (OverflowError, ValueError) as error:
+        raise RecordError(f"an array has an element that Python's types cannot hold: {error}") from error
     return objects
 
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import pyarrow as pa
 
 from etl.keyed import Deduplicate
-from etl.operators.exact import frame_of, placed
-from etl.operators.keyed.grouping import first_rows, key_arrays
+from etl.operators.exact import placed
+from etl.operators.keyed.grouping import ROW, first_rows, key_arrays, key_frame
 from etl.operators.keyed.state import KeyedState
 from etl.schema import Schema
 from etl.state import Fragment, StateCut, StatefulOperator
-from etl.transformation import ANCHOR
 
 
 class DeduplicateOperator(StatefulOperator):
@@ -27,15 +26,15 @@ class DeduplicateOperator(StatefulOperator):
     def process(self, batch: pa.RecordBatch) -> Iterable[pa.RecordBatch]:
         """The rows whose keys were never seen before, in their order."""
         with placed(self._transformation):
-            first = first_rows(frame_of(batch), self._keys, ANCHOR)
+            first = first_rows(key_frame(batch, self._keys))
             keys = self._state.add(key_arrays(first, self._keys))
         self._state.touch(keys.ids[keys.new])
-        rows = first[ANCHOR].to_arrow().filter(pa.array(keys.new))
+        rows = first[ROW].to_arrow().filter(pa.array(keys.new))
         return (batch if len(rows) == len(batch) else batch.take(rows),)
 
-    def restore(self, fragment: Fragment) -> None:
+    def restore(self, fragments: Sequence[Fragment]) -> None:
         """See :meth:`etl.state.StatefulOperator.restore`."""
-        self._state.restore(fragment)
+        self._state.restore(fragments)
 
     def cut(self) -> StateCut:
         """See :meth:`etl.state.StatefulOperator.cut`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, MutableMapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from typing import Any, cast, overload
 
 import numpy as np
@@ -12,9 +12,9 @@ import pyarrow as pa
 
 from etl.errors import RecordError
 from etl.keyed import ListState, MapState, StateSpec
-from etl.operators.calling import shortened
-from etl.operators.exact import array_of_values, python_type
+from etl.operators.exact import array_of_values
 from etl.operators.keyed.columns import Flags, Ids, StateColumn
+from etl.operators.keyed.normalising import normaliser
 from etl.schema import PostgresType
 
 
@@ -34,7 +34,7 @@ class Cursor:
 
 
 class Held:
-    """Python values of one type, checked when they are given.
+    """Python values of one type, brought into the form in which they come out of the store again.
 
     Args:
         name: What messages call the state.
@@ -44,37 +44,31 @@ class Held:
     def __init__(self, name: str, type_: PostgresType) -> None:
         self.name = name
         self.type = type_
-        self._python = list if type_.is_array else python_type(type_.arrow)
+        self._normalised = normaliser(type_)
 
-    def require(self, value: Any) -> Any:
-        """The value, if it is None or exactly of the type that belongs to the column type.
+    def kept(self, value: Any) -> Any:
+        """What is kept of a value that is set.
 
         Raises:
-            RecordError: It is not.
+            RecordError: It is not exactly of the type that belongs to the column type, or does not fit into it.
         """
-        if value is not None and type(value) is not self._python:
-            problem = f"{shortened(value)} is {type(value).__name__}, {self.type} takes {self._python.__name__}"
-            raise RecordError(f'state "{self.name}": {problem}')
-        return value
+        if value is None:
+            return None
+        try:
+            return self._normalised(value)
+        except RecordError as error:
+            raise RecordError(f'state "{self.name}": {error}') from error
 
     def array(self, values: Sequence[Any]) -> pa.Array:
-        """The values as Arrow.
-
-        Raises:
-            RecordError: One does not fit.
-        """
-        try:
-            return array_of_values(self.name, values, self.type)
-        except RecordError as error:
-            problem = str(error).removeprefix(f'column "{self.name}": ')
-            raise RecordError(f'state "{self.name}": {problem}') from error
+        """Kept values as Arrow."""
+        return array_of_values(self.name, values, self.type)
 
 
 class PythonColumn(StateColumn):
     """One Python object for each id; None where there is nothing to remember."""
 
-    def __init__(self, arrow: pa.DataType) -> None:
-        super().__init__(arrow)
+    def __init__(self, arrow: pa.DataType, declared: str) -> None:
+        super().__init__(arrow, declared)
         self.values: list[Any] = []
 
     def _grow(self, room: int) -> None:
@@ -86,11 +80,7 @@ class PythonColumn(StateColumn):
             self.values[id_] = value
 
     def take(self, ids: Ids) -> pa.Array:
-        """See :meth:`StateColumn.take`.
-
-        Raises:
-            RecordError: A value does not fit into the type of the state.
-        """
+        """See :meth:`StateColumn.take`."""
         return self._array([self.values[id_] for id_ in ids.tolist()])
 
     def equal(self, ids: Ids, values: pa.Array) -> Flags:
@@ -114,7 +104,7 @@ class ValueColumn(PythonColumn):
     """A value for each id."""
 
     def __init__(self, held: Held) -> None:
-        super().__init__(held.type.arrow)
+        super().__init__(held.type.arrow, held.type.name)
         self.held = held
 
     def _array(self, values: Sequence[Any]) -> pa.Array:
@@ -125,7 +115,7 @@ class ListColumn(PythonColumn):
     """A list for each id."""
 
     def __init__(self, held: Held) -> None:
-        super().__init__(pa.list_(held.type.arrow))
+        super().__init__(pa.list_(held.type.arrow), f"list of {held.type}")
         self.held = held
 
     def _array(self, values: Sequence[list[Any] | None]) -> pa.Array:
@@ -137,15 +127,16 @@ class ListColumn(PythonColumn):
 
 
 class MapColumn(PythonColumn):
-    """A dictionary for each id, stored in the order of its keys."""
+    """A dictionary for each id, stored in the order in which its keys came."""
 
     def __init__(self, held_key: Held, held: Held) -> None:
-        super().__init__(pa.list_(pa.struct([("key", held_key.type.arrow), ("value", held.type.arrow)])))
+        entry = pa.struct([("key", held_key.type.arrow), ("value", held.type.arrow)])
+        super().__init__(pa.list_(entry), f"map of {held_key.type} to {held.type}")
         self.held_key = held_key
         self.held = held
 
     def _array(self, values: Sequence[dict[Any, Any] | None]) -> pa.Array:
-        entries = [entry for value in values for entry in sorted((value or {}).items(), key=lambda one: one[0])]
+        entries = [entry for value in values for entry in (value or {}).items()]
         keys = self.held_key.array([key for key, _ in entries])
         items = self.held.array([item for _, item in entries])
         pairs = pa.StructArray.from_arrays([keys, items], fields=list(self.arrow.value_type))
@@ -199,12 +190,13 @@ class ValueHandle(Handle):
 
     @property
     def value(self) -> Any:
-        """The value."""
-        return self._column.values[self._cursor.id]
+        """The value; of an array a copy: set it again to change it."""
+        value = self._column.values[self._cursor.id]
+        return list(value) if type(value) is list else value
 
     @value.setter
     def value(self, value: Any) -> None:
-        self._column.values[self._cursor.id] = self._column.held.require(value)
+        self._column.values[self._cursor.id] = self._column.held.kept(value)
         self._changed()
 
     def clear(self) -> None:
@@ -239,9 +231,14 @@ class ListHandle(Handle, Sequence[Any]):
     def __iter__(self) -> Iterator[Any]:
         return iter(self._elements())
 
+    def __eq__(self, other: object) -> bool:
+        return self._elements() == (other._elements() if isinstance(other, ListHandle) else other)
+
+    __hash__ = None  # type: ignore[assignment] # as a list has none
+
     def append(self, element: Any) -> None:
         """Add an element at the end."""
-        self._column.held.require(element)
+        element = self._column.held.kept(element)
         elements = self._column.values[self._cursor.id]
         if elements is None:
             self._column.values[self._cursor.id] = [element]
@@ -251,7 +248,7 @@ class ListHandle(Handle, Sequence[Any]):
 
     def set(self, elements: Sequence[Any]) -> None:
         """Have exactly these elements."""
-        self._column.values[self._cursor.id] = [self._column.held.require(one) for one in elements] or None
+        self._column.values[self._cursor.id] = [self._column.held.kept(one) for one in elements] or None
         self._changed()
 
     def clear(self) -> None:
@@ -280,9 +277,10 @@ class MapHandle(Handle, MutableMapping[Any, Any]):
         return self._entries()[key]
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        if self._column.held_key.require(key) is None:
-            raise RecordError(f'state "{self._column.held.name}": None is no key')
-        self._column.held.require(value)
+        key = self._column.held_key.kept(key)
+        if key is None or key != key:
+            raise RecordError(f'state "{self._column.held.name}": {key} is no key')
+        value = self._column.held.kept(value)
         entries = self._column.values[self._cursor.id]
         if entries is None:
             entries = self._column.values[self._cursor.id] = {}
@@ -302,6 +300,14 @@ class MapHandle(Handle, MutableMapping[Any, Any]):
     def __len__(self) -> int:
         return len(self._entries())
 
+    def popitem(self) -> tuple[Any, Any]:
+        """Remove the entry that came last, as a dict does, and return it."""
+        entries = self._entries()
+        if not entries:
+            raise KeyError("the state has no entry")
+        key = next(reversed(entries))
+        return key, self.pop(key)
+
     def clear(self) -> None:
         """See :meth:`Handle.clear`."""
         self._column.values[self._cursor.id] = None
@@ -309,6 +315,21 @@ class MapHandle(Handle, MutableMapping[Any, Any]):
 
     def _entries(self) -> dict[Any, Any]:
         return self._column.values[self._cursor.id] or {}
+
+
+class KeyStates:
+    """The states of a key by their names: what a function is given."""
+
+    def __init__(self, handles: Mapping[str, Handle]) -> None:
+        self.__dict__.update(handles)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name not in self.__dict__:
+            raise RecordError(f'state "{name}" is not declared; declared are: {", ".join(self.__dict__)}')
+        raise RecordError(f'state "{name}" cannot be replaced: set state.{name}.value, or call a method of it')
+
+    def __getattr__(self, name: str) -> Any:
+        raise RecordError(f'state "{name}" is not declared; declared are: {", ".join(self.__dict__)}')
 
 
 def handle_for(name: str, spec: StateSpec, types: Sequence[PostgresType], cursor: Cursor) -> Handle:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import wraps
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,15 +12,15 @@ import pyarrow as pa
 from etl.errors import RecordError
 from etl.keyed import Process
 from etl.operators.calling import guarded_items, name_of
-from etl.operators.exact import RowShape, batch_of_values, frame_of, placed, rows_of
+from etl.operators.exact import RowShape, batch_of_values, placed, rows_of
 from etl.operators.keyed.columns import Ids
-from etl.operators.keyed.grouping import first_rows, key_arrays
-from etl.operators.keyed.handles import Cursor, handle_for
+from etl.operators.keyed.grouping import first_rows, key_arrays, key_frame
+from etl.operators.keyed.handles import Cursor, KeyStates, handle_for
 from etl.operators.keyed.state import KeyedState
 from etl.operators.rows import ROWS_MAX
 from etl.schema import Schema
 from etl.state import Fragment, StateCut, StatefulOperator
-from etl.transformation import ANCHOR, Row
+from etl.transformation import Row
 
 
 class ProcessOperator(StatefulOperator):
@@ -39,7 +38,7 @@ class ProcessOperator(StatefulOperator):
         handles = {
             name: handle_for(name, spec, types[name], self._cursor) for name, spec in transformation.states.items()
         }
-        self._seen = SimpleNamespace(**handles)
+        self._seen = KeyStates(handles)
         self._columns = {name: handle.column for name, handle in handles.items()}
         self._state = KeyedState(self.uid, {field.name: field.type.arrow for field in self._keys}, self._columns)
         function = transformation.function
@@ -58,8 +57,8 @@ class ProcessOperator(StatefulOperator):
     def process(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """What the function yields for each row, in batches of at most :data:`etl.operators.rows.ROWS_MAX` rows."""
         with placed(self._transformation):
-            frame = frame_of(batch)
-            ids = self._state.add(key_arrays(first_rows(frame, self._keys, ANCHOR), self._keys)).ids
+            frame = key_frame(batch, self._keys)
+            ids = self._state.add(key_arrays(first_rows(frame), self._keys)).ids
             found: list[tuple[Any, ...]] = []
             for id_, row in zip(self._state.find(key_arrays(frame, self._keys)).tolist(), rows_of(batch), strict=True):
                 self._cursor.id = id_
@@ -72,16 +71,12 @@ class ProcessOperator(StatefulOperator):
             self._settle(ids)
             yield batch_of_values(found, self._schema)
 
-    def restore(self, fragment: Fragment) -> None:
+    def restore(self, fragments: Sequence[Fragment]) -> None:
         """See :meth:`etl.state.StatefulOperator.restore`."""
-        self._state.restore(fragment)
+        self._state.restore(fragments)
 
     def cut(self) -> StateCut:
-        """See :meth:`etl.state.StatefulOperator.cut`.
-
-        Raises:
-            RecordError: The function has set a value that does not fit into the type of its state.
-        """
+        """See :meth:`etl.state.StatefulOperator.cut`."""
         with placed(self._transformation):
             return self._state.cut()
 

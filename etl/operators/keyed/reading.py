@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator
 
 import pyarrow as pa
 
-from etl.operators.keyed.columns import state_column
-from etl.operators.keyed.state import KEY_PREFIX, REMOVED, STATE_PREFIX, KeyedState
-from etl.state import Fragment
+from etl.operators.keyed.columns import StateColumn, state_column
+from etl.operators.keyed.state import DECLARED, KEY_PREFIX, STATE_PREFIX, KeyedState
+from etl.state import Fragment, ranks
 
 ROWS_MAX = 65_536
 
@@ -24,9 +24,9 @@ def rows_of_state(uid: str, fragments: Iterable[Fragment]) -> Iterator[pa.Record
         StateError: The fragments differ in their columns.
     """
     state: KeyedState | None = None
-    for fragment in fragments:
-        state = state or _state_like(uid, fragment.rows.schema)
-        state.restore(fragment)
+    for rank in ranks(fragments):
+        state = state or _state_like(uid, rank[0].rows.schema)
+        state.restore(rank)
     if state is None:
         return
     ids = state.live_ids()
@@ -35,7 +35,10 @@ def rows_of_state(uid: str, fragments: Iterable[Fragment]) -> Iterator[pa.Record
 
 
 def _state_like(uid: str, schema: pa.Schema) -> KeyedState:
-    columns = [field for field in schema if field.name != REMOVED]
-    keys = {one.name.removeprefix(KEY_PREFIX): one.type for one in columns if one.name.startswith(KEY_PREFIX)}
-    kept = {one.name.removeprefix(STATE_PREFIX): one.type for one in columns if one.name.startswith(STATE_PREFIX)}
-    return KeyedState(uid, keys, {name: state_column(arrow) for name, arrow in kept.items()})
+    keys = {one.name.removeprefix(KEY_PREFIX): one.type for one in schema if one.name.startswith(KEY_PREFIX)}
+    columns: dict[str, StateColumn] = {}
+    for field in schema:
+        if field.name.startswith(STATE_PREFIX):
+            column = columns[field.name.removeprefix(STATE_PREFIX)] = state_column(field.type)
+            column.declared = (field.metadata or {}).get(DECLARED.encode(), b"").decode()
+    return KeyedState(uid, keys, columns)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -20,8 +20,14 @@ REMOVED = "removed"
 KEY_PREFIX, STATE_PREFIX = "key:", "state:"
 """What the names of the other columns begin with."""
 
+DECLARED = "declared"
+"""Key in a column's metadata: see :attr:`etl.operators.keyed.columns.StateColumn.declared`."""
+
 CHAIN_CHUNKS_MAX = 128
 """A restore of a key group reads no more chunks than that."""
+
+CUT_ROWS_MAX = 65_536
+"""Rows that are taken out of the columns at once, unless one key group has more."""
 
 _NONE = -1
 
@@ -73,9 +79,9 @@ class KeyedState:
         self._removed: Flags = np.zeros(0, dtype=np.bool_)
         self._stored: Flags = np.zeros(0, dtype=np.bool_)
         self._chains = _Chains()
-        named = [*((KEY_PREFIX + name, arrow) for name, arrow in keys.items())]
-        named += [(STATE_PREFIX + name, column.arrow) for name, column in columns.items()]
-        self._schema = pa.schema([(REMOVED, pa.bool_()), *named])
+        fields = [pa.field(KEY_PREFIX + name, arrow) for name, arrow in keys.items()]
+        fields += [_state_field(name, column) for name, column in columns.items()]
+        self._schema = pa.schema([pa.field(REMOVED, pa.bool_()), *fields])
 
     def __len__(self) -> int:
         return len(self._index) - int(self._removed.sum())
@@ -134,22 +140,29 @@ class KeyedState:
         """The state of these ids has changed and belongs into the next cut."""
         self._changed.add(ids, self.ids_end)
 
-    def restore(self, fragment: Fragment) -> None:
+    def restore(self, fragments: Sequence[Fragment]) -> None:
         """See :meth:`etl.state.StatefulOperator.restore`."""
-        if not fragment.rows.schema.equals(self._schema):
-            raise StateError(
-                f'state of operator "{self._uid}" has columns {_shown(fragment.rows.schema)}, and the job\'s operator'
-                f" keeps {_shown(self._schema)}; give the changed operator a new uid, and the old one to"
-                f' Job(…, forget=["{self._uid}"])'
-            )
-        removed, *columns = fragment.rows.columns
+        for fragment in fragments:
+            if not fragment.rows.schema.equals(self._schema, check_metadata=True):
+                raise StateError(
+                    f'state of operator "{self._uid}" has columns {_shown(fragment.rows.schema)}, and the job\'s'
+                    f" operator keeps {_shown(self._schema)}; give the changed operator a new uid, and the old one to"
+                    f' Job(…, forget=["{self._uid}"])'
+                )
+        # All at once: no key is in two key groups, and a step for each of many small fragments is what takes time.
+        for rows in pa.Table.from_batches([one.rows for one in fragments], self._schema).combine_chunks().to_batches():
+            self._take_in(rows)
+        for fragment in fragments:
+            self._chains.restored(fragment)
+
+    def _take_in(self, rows: pa.RecordBatch) -> None:
+        removed, *columns = rows.columns
         keys = len(columns) - len(self._columns)
         ids = self.add(columns[:keys]).ids
         for column, values in zip(self._columns.values(), columns[keys:], strict=True):
             column.put(ids, values)
         self._stored[ids] = True
         self._forget(ids[np.asarray(removed)])
-        self._chains.restored(fragment)
 
     def cut(self) -> StateCut:
         """See :meth:`etl.state.StatefulOperator.cut`."""
@@ -180,15 +193,30 @@ class KeyedState:
         hashes = self._index.hashes(ids)
         order = np.argsort(hashes, kind="stable")
         ids = ids[order]
-        removed = pa.array(self._removed[ids])
-        rows = pa.RecordBatch.from_arrays([removed, *self.rows(ids).columns], schema=self._schema)
         borders = np.searchsorted(groups_of_hashes(hashes[order]), np.arange(KEY_GROUPS + 1))
-        fragments = []
-        for group in changed_groups:
-            first, last = int(borders[group]), int(borders[group + 1])
-            sequence = self._chains.append(int(group), last - first, full=bool(is_full[group]))
-            fragments.append(Fragment(int(group), sequence, rows.slice(first, last - first)))
+        fragments: list[Fragment] = []
+        for groups in _runs(changed_groups, borders):
+            first, last = int(borders[groups[0]]), int(borders[groups[-1] + 1])
+            some = ids[first:last]
+            columns = [pa.array(self._removed[some]), *self.rows(some).columns]
+            rows = pa.RecordBatch.from_arrays(columns, schema=self._schema)
+            for group in groups:
+                begin, end = int(borders[group]), int(borders[group + 1])
+                sequence = self._chains.append(group, end - begin, full=bool(is_full[group]))
+                fragments.append(Fragment(group, sequence, rows.slice(begin - first, end - begin)))
         return fragments
+
+
+def _runs(groups: Ids, borders: Ids) -> Iterator[list[int]]:
+    """Key groups in order, as many together as have a bounded number of rows: an Arrow array of texts has a limit."""
+    run: list[int] = []
+    for group in groups.tolist():
+        if run and borders[group + 1] - borders[run[0]] > CUT_ROWS_MAX:
+            yield run
+            run = []
+        run.append(group)
+    if run:
+        yield run
 
 
 class _Chains:
@@ -225,5 +253,16 @@ class _Chains:
         self.append(fragment.key_group, fragment.rows.num_rows, full=fragment.sequence == 0)
 
 
+def _state_field(name: str, column: StateColumn) -> pa.Field:
+    return pa.field(
+        STATE_PREFIX + name, column.arrow, metadata={DECLARED: column.declared} if column.declared else None
+    )
+
+
 def _shown(schema: pa.Schema) -> str:
-    return ", ".join(f"{field.name.partition(':')[2]} ({field.type})" for field in schema if field.name != REMOVED)
+    columns = [
+        f"{field.name.partition(':')[2]} ({(field.metadata or {}).get(DECLARED.encode(), b'').decode() or field.type})"
+        for field in schema
+        if field.name != REMOVED
+    ]
+    return ", ".join(columns)

@@ -11,11 +11,12 @@ import psycopg
 import pytest
 
 from etl import CheckpointPolicy, Job, MapState
-from etl.errors import RecordError
+from etl.errors import ConfigurationError, RecordError
 from etl.runtime.run import RunOptions, run_job
 from etl.runtime.stop import StopSignal
 from etl.runtime.summary import RunSummary
 from etl.runtime.telemetry import Event, Telemetry
+from etl.store import checkpoints
 from etl.store.database import Database
 from sinks import PostgresTable, TransactionalSink, TwoPhaseCommitSink, UpsertSink
 from tests.support.scripted import Numbers
@@ -100,7 +101,8 @@ def test_failed_run_leaves_no_state_of_its_checkpoint(store_url: str) -> None:
 
 
 @pytest.mark.parametrize("keep", [1, 2])
-def test_chunks_that_no_checkpoint_needs_are_pruned(store_url: str, keep: int) -> None:
+def test_chunks_that_no_checkpoint_needs_are_pruned(store_url: str, keep: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoints, "PRUNE_STATE_EVERY", 1)
     for count in range(10, 300, 30):
         assert run(store_url, Totals(count, keep=keep).job()).exit_code == 0
         check(store_url, count)
@@ -135,6 +137,40 @@ def test_state_that_is_given_up_goes_with_the_checkpoints_that_need_it(store_url
     assert query(store_url, "SELECT DISTINCT uid FROM etl.state ORDER BY uid") == [("firsts",), ("sums",)]
 
 
+def test_operator_that_was_removed_and_comes_back_begins_anew(store_url: str) -> None:
+    """What it had stored in its earlier life is neither read nor in the way."""
+    assert run(store_url, Totals(30).job()).exit_code == 0
+    assert run(store_url, Totals(40, uid="sums", forget=("totals",)).job()).exit_code == 0
+    told: list[str] = []
+    assert run(store_url, Totals(43, forget=("sums",)).job(), warn=told.append).exit_code == 0
+    assert told == ["new operator(s) totals: they know what is read from now on, not what was read before"]
+    for count in (44, 80):
+        assert run(store_url, Totals(count).job()).exit_code == 0
+        assert query(store_url, "SELECT key, total FROM totals ORDER BY key") == [
+            (key, sum(number for number in range(40, count) if number % KEYS == key))
+            if any(number % KEYS == key for number in range(40, count))
+            else (key, sum(number for number in range(30, 40) if number % KEYS == key))
+            for key in range(KEYS)
+        ]
+
+
+def test_changed_expression_is_told(store_url: str) -> None:
+    told: list[str] = []
+    assert run(store_url, Totals(10).job(), warn=told.append).exit_code == 0
+    changed = Totals(20, expressions={"total": (pl.col("id") * 2).sum(), "rows": pl.len()})
+    assert run(store_url, changed.job(), warn=told.append).exit_code == 0
+    assert told == [
+        'operator "totals" was "aggregate by key: total=col("id").sum(), rows=len()" and is "aggregate by key:'
+        ' total=[(col("id")) * (dyn int: 2)].sum(), rows=len()" now: it goes on from what it remembers; to begin anew,'
+        " give it a new uid"
+    ]
+
+
+def test_operator_that_is_still_there_is_not_forgotten(store_url: str) -> None:
+    with pytest.raises(ConfigurationError, match='it names "totals", which the job has'):
+        Totals(10, forget=("totals",)).job().graph()
+
+
 def test_changed_aggregation_is_refused_by_name(store_url: str) -> None:
     assert run(store_url, Totals(10).job()).exit_code == 0
     changed = Totals(20, expressions={"total": pl.col("id").max(), "rows": pl.len()})
@@ -142,8 +178,8 @@ def test_changed_aggregation_is_refused_by_name(store_url: str) -> None:
     assert refused.exit_code == 70
     assert refused.error is not None
     assert refused.error.startswith(
-        'state of operator "totals" has columns key (int64), total.sum (decimal128(38, 0)), rows.count (int64), and the'
-        " job's operator keeps key (int64), total.value (int64), rows.count (int64)"
+        'state of operator "totals" has columns key (int64), total.sum (decimal128(38, 0)), rows.len (int64), and the'
+        " job's operator keeps key (int64), total.max (int64), rows.len (int64)"
     )
     check(store_url, 10)
 
@@ -167,6 +203,11 @@ TAMPERED = {
         "UPDATE etl.state SET key_group = 127 - key_group WHERE uid = 'totals'",
         'etl.state: that of operator "totals", key group ',
     ),
+    "states without an operator": (
+        "UPDATE etl.checkpoint SET states = states - 'totals'",
+        "etl.checkpoint: states of checkpoint ",
+    ),
+    "states of null": ("UPDATE etl.checkpoint SET states = 'null'", "etl.checkpoint: states of checkpoint "),
     "another operator": (
         "UPDATE etl.state SET uid = 'other' WHERE uid = 'totals'",
         "etl.state: checkpoint 3 has counted ",

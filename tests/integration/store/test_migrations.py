@@ -77,7 +77,9 @@ def test_run_is_refused_when_the_schema_is_newer(store_url: str) -> None:
 def test_upgrade_counts_what_former_checkpoints_hold(store_url: str) -> None:
     with psycopg.connect(store_url, autocommit=True) as connection:
         connection.execute("DROP TABLE etl.state CASCADE")
-        connection.execute("ALTER TABLE etl.checkpoint DROP COLUMN chunks, DROP COLUMN states")
+        connection.execute(
+            "ALTER TABLE etl.checkpoint DROP COLUMN chunks, DROP COLUMN states, DROP COLUMN states_digest"
+        )
         connection.execute("ALTER TABLE etl.checkpoint DROP COLUMN units, DROP COLUMN positions, DROP COLUMN splits")
         connection.execute("ALTER TABLE etl.sink DROP COLUMN target")
         connection.execute("ALTER TABLE etl.position DROP COLUMN digest")

@@ -183,7 +183,7 @@ def test_coordinator_waits_for_the_state_of_every_subtask() -> None:
     done.run()
 
     assert [chunk.key_group for chunk in done.completed[0].state] == [3, 70, 71]
-    assert done.completed[0].states == {"totals": 7}
+    assert done.completed[0].chunks == {"totals": 7}
 
 
 def test_coordinator_triggers_when_a_source_has_filled_its_unit() -> None:

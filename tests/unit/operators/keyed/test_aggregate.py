@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Iterable, Sequence
 from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 import polars as pl
@@ -72,12 +73,17 @@ EXPRESSIONS: dict[str, Any] = {
     "last": pl.col("t").last(),
     "earliest": pl.col("t").sort_by("at").first(),
     "latest": pl.col("d").sort_by("at").last(),
+    "stable": pl.col("d").sort_by("at", maintain_order=True).last(),
 }
 
 
-def aggregate(keys: Sequence[str] = ("k",), emission: Any = Emission.CHECKPOINT, **named: Any) -> Aggregate:
+def aggregate(keys: Sequence[Any] = ("k",), emission: Any = Emission.CHECKPOINT, **named: Any) -> Aggregate:
     schema = named.pop("schema", None)
     return Aggregate(Location("job.py", 1), "totals", tuple(keys), tuple(named.items()), schema, emission)
+
+
+def named(name: str) -> Aggregate:
+    return Aggregate(Location("job.py", 1), "totals", ("k",), ((name, pl.len()),))
 
 
 def operator(transformation: Aggregate, schema: Schema = SCHEMA) -> AggregateOperator:
@@ -158,7 +164,7 @@ def _restored(transformation: Aggregate, chains: dict[int, list[Fragment]]) -> A
     fresh = operator(transformation)
     for chain in chains.values():
         for fragment in chain:
-            fresh.restore(fragment)
+            fresh.restore([fragment])
     return fresh
 
 
@@ -236,9 +242,9 @@ def test_state_of_another_aggregation_is_refused_by_name() -> None:
     list(before.process(batch([(1, *[None] * 7)])))
     after = operator(aggregate(rows=pl.len(), total=pl.col("d").sum()))
     with pytest.raises(
-        StateError, match=r'state of operator "totals" has columns k \(int32\), rows.count \(int64\), and'
+        StateError, match=r'state of operator "totals" has columns k \(int32\), rows.len \(int64\), and'
     ):
-        after.restore(before.cut().fragments[0])
+        after.restore([before.cut().fragments[0]])
 
 
 @pytest.mark.parametrize(
@@ -253,6 +259,7 @@ def test_state_of_another_aggregation_is_refused_by_name() -> None:
         (pl.col("t").mean(), "there is no mean of text"),
         (pl.col("missing").sum(), "missing"),
         (5, "no aggregate that can be carried on"),
+        (pl.col("n").cast(pl.UInt64).sum(), "yields unsigned 64-bit integers"),
     ],
 )
 def test_what_cannot_be_carried_on_is_refused(expression: Any, problem: str) -> None:
@@ -271,6 +278,12 @@ def test_what_cannot_be_carried_on_is_refused(expression: Any, problem: str) -> 
         (aggregate(rows=pl.len(), schema={"total": "int8"}), 'schema declares "total", which is not computed'),
         (aggregate(rows=pl.len(), schema={"rows": "int4"}), 'column "rows" is int8, not int4 as declared'),
         (aggregate(rows=pl.len(), emission="never"), "emit='never' is unknown"),
+        (aggregate(rows=pl.len(), emission=pl.len()), "is unknown"),
+        (aggregate((pl.col("k"),), rows=pl.len()), "is no name of a column"),
+        (aggregate((["k"],), rows=pl.len()), "['k'] is no name of a column"),
+        (named("x" * 64), "the name has 64 bytes"),
+        (named(""), "the name has 0 bytes"),
+        (aggregate(rows=pl.len(), schema=5), "schema=5 is no mapping"),
     ],
 )
 def test_mistakes_in_the_declaration_are_told(transformation: Aggregate, problem: str) -> None:
@@ -284,3 +297,101 @@ def test_values_without_equality_are_no_keys(type_: str) -> None:
     schema = Schema.declare({"k": type_})
     with pytest.raises(ConfigurationError, match="whose values have no equality here"):
         aggregate(rows=pl.len()).output_schema([schema])
+
+
+DECIMALS = Schema.declare({"k": "int4", "d": "numeric(38,0)"})
+
+
+@pytest.mark.parametrize("count", [3, 4])
+def test_decimals_do_not_wrap_around_within_a_batch(count: int) -> None:
+    for expression in (pl.col("d").sum(), pl.col("d").mean()):
+        running = operator(aggregate(x=expression), DECIMALS)
+        with pytest.raises(RecordError, match=r'column "x": a sum has more than 38 digits'):
+            list(running.process(batch([(1, Decimal(10**38 - 1))] * count, DECIMALS)))
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(-(10**38) + 1, 10**38 - 1), min_size=1, max_size=6))
+def test_sums_of_the_largest_decimals_are_exact_or_refused(numbers: list[int]) -> None:
+    running = operator(aggregate(x=pl.col("d").sum()), DECIMALS)
+    try:
+        list(running.process(batch([(1, Decimal(number)) for number in numbers], DECIMALS)))
+    except RecordError:
+        assert abs(sum(numbers)) >= 10**38
+    else:
+        assert [one.to_pylist() for one in running.flush()] == [[{"k": 1, "x": Decimal(sum(numbers))}]]
+
+
+@settings(deadline=None)
+@given(st.lists(st.decimals(-(10**9), 10**9, places=2), min_size=1, max_size=9))
+def test_mean_is_the_float_nearest_to_the_exact_one(numbers: list[Decimal]) -> None:
+    running = operator(aggregate(x=pl.col("d").mean()))
+    for number in numbers:
+        list(running.process(batch([(1, None, None, None, number, None, None, None)])))
+    (found,) = (row for one in running.flush() for row in one.to_pylist())
+    assert found["x"] == float(Fraction(sum(numbers)) / len(numbers))
+
+
+@pytest.mark.parametrize("rows_of_a_batch", [1, 3, 10])
+def test_constants_count_for_every_row(rows_of_a_batch: int) -> None:
+    expressions: dict[str, Any] = {
+        "sum": pl.lit(1).sum(),
+        "count": pl.lit(1).count(),
+        "when": pl.when(pl.lit(True)).then(2).sum(),
+        "first": pl.lit("x").first(),
+    }
+    running = operator(aggregate(**expressions))
+    rows = [(number % 2, *[None] * 7) for number in range(10)]
+    for first in range(0, 10, rows_of_a_batch):
+        list(running.process(batch(rows[first : first + rows_of_a_batch])))
+    assert [row for one in running.flush() for row in one.to_pylist()] == [
+        {"k": key, "sum": 5, "count": 5, "when": 10, "first": "x"} for key in (0, 1)
+    ]
+
+
+@pytest.mark.parametrize(
+    "name", ["*", "^k.*$", "key_0", "input_0_value", "partial_0_sum", "__etl_row", 'a"b.c:d', "removed"]
+)
+def test_any_name_of_a_column_is_a_key(name: str) -> None:
+    schema = Schema.declare({name: "int4", "n": "int8"})
+    running = operator(aggregate((name,), total=pl.col("n").sum()), schema)
+    list(running.process(batch([(1, 1), (1, 2), (2, 3)], schema)))
+    assert [row for one in running.flush() for row in one.to_pylist()] == [{name: 1, "total": 3}, {name: 2, "total": 3}]
+    (fragments,) = ([one.rows for one in running.cut().fragments],)
+    assert sum(rows.num_rows for rows in fragments) == 2
+
+
+@pytest.mark.parametrize("rows_of_a_batch", [1, 2])
+def test_zeros_are_the_same_in_any_order(rows_of_a_batch: int) -> None:
+    for floats in ([0.0, -0.0], [-0.0, 0.0]):
+        running = operator(aggregate(low=pl.col("f").min(), high=pl.col("f").max()))
+        rows = [(1, None, None, None, None, one, None, None) for one in floats]
+        for first in range(0, 2, rows_of_a_batch):
+            list(running.process(batch(rows[first : first + rows_of_a_batch])))
+        assert repr([one.to_pylist() for one in running.flush()]) == "[[{'k': 1, 'low': 0.0, 'high': 0.0}]]"
+
+
+@pytest.mark.parametrize(
+    "before, after",
+    [
+        (pl.col("n").min(), pl.col("n").max()),
+        (pl.col("n").first(), pl.col("n").last()),
+        (pl.col("n").max(), pl.col("n").last()),
+        (pl.col("n").sort_by("at").first(), pl.col("n").sort_by("at").last()),
+        (pl.len(), pl.col("n").count()),
+        (pl.col("n").sum(), pl.col("n").mean()),
+    ],
+)
+def test_state_of_one_aggregate_is_not_taken_for_another_s(before: pl.Expr, after: pl.Expr) -> None:
+    former, running = operator(aggregate(x=before)), operator(aggregate(x=after))
+    list(former.process(batch([(1, *[None] * 7)])))
+    with pytest.raises(StateError, match=r'state of operator "totals" has columns k \(int32\), x\.'):
+        running.restore([former.cut().fragments[0]])
+
+
+def test_element_that_python_cannot_hold_is_refused() -> None:
+    schema = Schema.declare({"k": "int4", "days": "date[]"})
+    running = operator(aggregate(days=pl.col("days").first()), schema)
+    days = pa.array([[10_000_000]], pa.list_(pa.int32())).cast(pa.list_(pa.date32()))
+    with pytest.raises(RecordError, match="an array has an element that Python's types cannot hold"):
+        list(running.process(pa.RecordBatch.from_arrays([pa.array([1], pa.int32()), days], schema=schema.to_arrow())))

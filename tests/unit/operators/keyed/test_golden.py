@@ -140,7 +140,7 @@ def test_stored_chunks_are_read_and_gone_on_from(name: str) -> None:
     assert {len(chain) for chain in chains.values()} == ({1} if name == "deduplicate" else {1, 2})
     for chain in chains.values():
         for fragment in chain:
-            restored.restore(fragment)
+            restored.restore([fragment])
     assert sorted(feed(restored, THIRD), key=str) == sorted(feed(undisturbed, THIRD), key=str)
 
 
@@ -167,9 +167,12 @@ def test_bytes_that_are_no_chunk_are_refused() -> None:
         decode_rows(b"")
     with pytest.raises(StateError, match=f"its format is {FORMAT + 1}, this version of etl reads up to {FORMAT}"):
         decode_rows(content[:4] + bytes([FORMAT + 1]) + content[5:])
-    for cut in range(5, len(content), 7):
-        with pytest.raises(StateError, match="it cannot be decoded"):
+    for cut in range(4, len(content), 7):
+        with pytest.raises(StateError, match="it cannot be decoded" if cut >= 13 else "it ends within its header"):
             decode_rows(content[:cut])
+    for size in (b"\xff" * 8, bytes(8), b"\x01" + bytes(7)):
+        with pytest.raises(StateError, match="it cannot be decoded"):
+            decode_rows(content[:5] + size + content[13:])
 
 
 def test_digest_tells_borders_of_parts() -> None:

@@ -6,6 +6,7 @@ import datetime as dt
 from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pyarrow as pa
 import pytest
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 from etl import ConfigurationError, ListState, MapState, ValueState
 from etl.codec import decode_rows, encode_rows
-from etl.errors import InternalError, RecordError
+from etl.errors import InternalError, RecordError, StateError
 from etl.keyed import Process
 from etl.operators.keyed.process import ProcessOperator
 from etl.schema import Schema
@@ -122,7 +123,7 @@ def test_what_is_remembered_is_what_a_dictionary_would_hold(steps: list[Any]) ->
             running, model = operator(transformation), stored.copy()
             for chain in chains.values():
                 for fragment in chain:
-                    running.restore(fragment)
+                    running.restore([fragment])
         else:
             found = [tuple(row.values()) for one in running.process(batch(step)) for row in one.to_pylist()]
             assert found == [row for key, number in step for row in model.take(key, number)]
@@ -182,12 +183,151 @@ def test_value_that_does_not_fit_is_refused_before_it_is_stored() -> None:
         only(keep, {"x": ValueState("int4")}, [("a", 1)])
 
 
-def test_none_is_no_key_of_a_map() -> None:
-    def keep(row: dict[str, Any], state: Any) -> None:
-        state.x[None] = 1
+BERLIN = ZoneInfo("Europe/Berlin")
+KEPT: list[tuple[str, Any, str | None]] = [
+    ("numeric(12,2)", Decimal("1"), "Decimal('1.00')"),
+    ("numeric(12,2)", Decimal("-0"), "Decimal('0.00')"),
+    ("numeric(5,2)", Decimal("1.234"), None),
+    ("numeric(5,2)", Decimal("1000"), None),
+    ("numeric(5,2)", Decimal("NaN"), None),
+    ("numeric(38,0)", Decimal(10**38 - 1), f"Decimal('{10**38 - 1}')"),
+    ("int2", 32768, None),
+    ("int8", -(2**63), str(-(2**63))),
+    ("float4", 0.1, None),
+    ("float4", 1e300, None),
+    ("float4", 0.5, "0.5"),
+    ("float8", float("nan"), "nan"),
+    ("varchar(3)", "abcd", None),
+    ("varchar(3)", "äöü", "'äöü'"),
+    ("text", "\ud800", None),
+    ("uuid", "ABC", None),
+    ("jsonb", "{", None),
+    ("jsonb", "{}", "'{}'"),
+    ("timestamptz", dt.datetime(2024, 6, 1, 12), None),
+    ("timestamptz", dt.datetime.max.replace(tzinfo=ZoneInfo("America/New_York")), None),
+    ("timestamptz", dt.datetime(1, 1, 1, tzinfo=dt.timezone(dt.timedelta(hours=5))), None),
+    (
+        "timestamptz",
+        dt.datetime(2024, 6, 1, 12, tzinfo=BERLIN),
+        "datetime.datetime(2024, 6, 1, 10, 0, tzinfo=zoneinfo.ZoneInfo(key='UTC'))",
+    ),
+    ("timestamp", dt.datetime(2024, 6, 1, 12, tzinfo=BERLIN), None),
+    ("timestamp", dt.datetime(2024, 6, 1, 12, fold=1), "datetime.datetime(2024, 6, 1, 12, 0)"),
+    ("time", dt.time(1, 2, 3, fold=1), "datetime.time(1, 2, 3)"),
+    ("date", dt.date(9999, 12, 31), "datetime.date(9999, 12, 31)"),
+    ("bytea", b"\x00", "b'\\x00'"),
+    ("bool", True, "True"),
+    ("numeric(5,1)[]", [Decimal(1), None], "[Decimal('1.0'), None]"),
+]
 
-    with pytest.raises(RecordError, match='state "x": None is no key'):
-        only(keep, {"x": MapState("text", "int4")}, [("a", 1)])
+
+@pytest.mark.parametrize("type_, value, kept", KEPT, ids=[f"{type_} {value!r}" for type_, value, _ in KEPT])
+def test_value_is_at_once_what_a_restart_gives_back(type_: str, value: Any, kept: str | None) -> None:
+    """A function must not be able to tell whether there was a restart; what could not be stored is refused."""
+    seen: list[str] = []
+
+    def keep(row: dict[str, Any], state: Any) -> None:
+        if row["n"] == 0:
+            state.x.value = value
+        seen.append(repr(state.x.value))
+
+    transformation = process(keep, {"x": ValueState(type_)}, None)
+    running = operator(transformation)
+    if kept is None:
+        with pytest.raises(RecordError, match='state "x": '):
+            list(running.process(batch([("a", 0)])))
+        return
+    list(running.process(batch([("a", 0), ("a", 1)])))
+    restored = operator(transformation)
+    for fragment in running.cut().fragments:
+        restored.restore([Fragment(fragment.key_group, fragment.sequence, decode_rows(encode_rows(fragment.rows)))])
+    list(restored.process(batch([("a", 2)])))
+    assert seen == [kept] * 3
+
+
+def test_list_that_was_set_or_yielded_may_be_changed_afterwards() -> None:
+    def keep(row: dict[str, Any], state: Any) -> Iterator[dict[str, Any]]:
+        elements = state.x.value or []
+        elements.append(row["n"])
+        state.x.value = elements
+        yield {"l": elements}
+        elements.append(99)
+        state.x.value.append(98)
+
+    running = operator(process(keep, {"x": ValueState("int4[]")}, {"l": "int4[]"}))
+    found = [row["l"] for one in running.process(batch([("a", 1), ("a", 2), ("a", 3)])) for row in one.to_pylist()]
+    assert found == [[1], [1, 2], [1, 2, 3]]
+
+
+def test_map_keeps_the_order_in_which_its_keys_came() -> None:
+    seen: list[list[int]] = []
+
+    def keep(row: dict[str, Any], state: Any) -> None:
+        state.x[row["n"]] = 1
+        if len(state.x) > 3:
+            del state.x[next(iter(state.x))]
+        seen.append(list(state.x))
+
+    transformation = process(keep, {"x": MapState("int4", "int4")}, None)
+    running = operator(transformation)
+    for number in (5, 3, 9, 1):
+        list(running.process(batch([("a", number)])))
+        restored = operator(transformation)
+        for fragment in running.cut().fragments:
+            restored.restore([fragment])
+        running = restored
+    list(running.process(batch([("a", 2)])))
+    assert seen == [[5], [5, 3], [5, 3, 9], [3, 9, 1], [9, 1, 2]]
+
+
+def test_handles_behave_like_what_they_stand_for() -> None:
+    def use(row: dict[str, Any], state: Any) -> None:
+        state.l.append(1)
+        assert state.l == [1]
+        assert state.l != [2]
+        state.m["a"], state.m["b"] = 1, 2
+        assert state.m == {"a": 1, "b": 2}
+        assert state.m.popitem() == ("b", 2)
+        assert state.m.pop("a") == 1
+        with pytest.raises(KeyError):
+            state.m.popitem()
+
+    only(use, {"l": ListState("int4"), "m": MapState("text", "int4")}, [("a", 1)])
+
+
+def test_state_cannot_be_replaced_by_a_value() -> None:
+    def keep(row: dict[str, Any], state: Any) -> None:
+        state.x = row["n"]
+
+    with pytest.raises(RecordError, match=r'state "x" cannot be replaced: set state.x.value'):
+        only(keep, {"x": ValueState("int4")}, [("a", 1)])
+
+
+def test_state_that_is_not_declared_is_refused_by_name() -> None:
+    with pytest.raises(RecordError, match=r'state "y" is not declared; declared are: x'):
+        only(lambda row, state: state.y.value, {"x": ValueState("int4")}, [("a", 1)])
+
+
+def test_state_of_another_type_is_refused_by_name() -> None:
+    def keep(row: dict[str, Any], state: Any) -> None:
+        state.x.value = "00000000-0000-0000-0000-000000000000"
+
+    former = operator(process(keep, {"x": ValueState("text")}, None))
+    list(former.process(batch([("a", 1)])))
+    after = operator(process(keep, {"x": ValueState("uuid")}, None))
+    with pytest.raises(
+        StateError, match=r"has columns k \(string\), x \(text\), and .* keeps k \(string\), x \(uuid\)"
+    ):
+        after.restore([former.cut().fragments[0]])
+
+
+@pytest.mark.parametrize("key", [None, float("nan")])
+def test_what_equals_nothing_is_no_key_of_a_map(key: float | None) -> None:
+    def keep(row: dict[str, Any], state: Any) -> None:
+        state.x[key] = 1
+
+    with pytest.raises(RecordError, match=f'state "x": {key} is no key'):
+        only(keep, {"x": MapState("float8", "int4")}, [("a", 1)])
 
 
 def test_keys_of_which_nothing_is_remembered_leave_no_trace() -> None:
@@ -216,6 +356,13 @@ def test_keys_that_were_only_read_are_not_stored_again() -> None:
         (process(5), "int is not a function"),
         (process(states={"a b": ValueState("int4")}), "state 'a b' is no name of an attribute"),
         (process(states={"_x": ValueState("int4")}), "state '_x' is no name of an attribute"),
+        (process(states={"class": ValueState("int4")}), "state 'class' is no name of an attribute"),
+        (process(states=None), "it declares no state"),
+        (process(states=["x"]), "it declares no state"),
+        (process(states={"x": "int8"}), "state \"x\" is 'int8'"),
+        (process(states={"x": ValueState}), 'state "x" is <class'),
+        (process(states={"x": ValueState(5)}), 'state "x" is ValueState(type=5)'),  # type: ignore[arg-type]
+        (process(states={"x": MapState("int8", None)}), 'state "x" is MapState('),  # type: ignore[arg-type]
         (process(states={"x": ValueState("money")}), 'state "x": column type "money" is not supported'),
         (process(states={"x": ListState("int4[]")}), 'state "x" would hold arrays of arrays'),
     ],

@@ -64,7 +64,7 @@ def restored(chains: dict[int, list[Fragment]]) -> Keeper:
     keeper = Keeper()
     for chain in chains.values():
         for fragment in chain:
-            keeper.state.restore(fragment)
+            keeper.state.restore([fragment])
     return keeper
 
 
