@@ -63,6 +63,9 @@ RECOVERY_STEPS: Mapping[str, frozenset[str]] = {
 }
 """By job: what a run emits before it reads, besides the steps of every start, when the one before has left a unit."""
 
+LEFT_BY_CHANCE = ("keyed", "keyed-apart")
+"""Jobs with a sink that leaves a unit and one that leaves none: which of them has prepared second is chance."""
+
 STARTING = tuple(step for step in _EVERY_RUN if step.startswith(("lease.", "recovery.")))
 
 

@@ -12,7 +12,7 @@ from tests.faults.cases import THOROUGH, Undisturbed
 from tests.faults.crashing import CrashingServer, Stop
 from tests.faults.fault import Action, Fault
 from tests.faults.reader import Reader
-from tests.faults.steps import CASES, RECOVERY_STEPS
+from tests.faults.steps import CASES, LEFT_BY_CHANCE, RECOVERY_STEPS
 
 STAGED = ("sink.prepared", "checkpoint.head_advanced", "checkpoint.completed", "commit.before", "commit.delivered")
 """Where the server has something to remember: prepared, about to be committed, committed and not yet visible."""
@@ -27,7 +27,9 @@ def combinations() -> list[tuple[str, str, str, Stop, Stop]]:
     turns = itertools.count()
     for kind, step in CASES:
         if step in STAGED:
-            steps = [one for one in AGAIN if not one.startswith("recover.") or one in RECOVERY_STEPS.get(kind, ())]
+            is_left = step != "sink.prepared" or kind not in LEFT_BY_CHANCE
+            settling = RECOVERY_STEPS.get(kind, ()) if is_left else ()
+            steps = [one for one in AGAIN if not one.startswith("recover.") or one in settling]
             every = list(itertools.product(steps, Stop, Stop))
             # Prime to the number of ways, so that in turn all of them would come.
             chosen = every if THOROUGH else [every[next(turns) * 7 % len(every)]]
