@@ -16,10 +16,11 @@ from etl.runtime.run import RunOptions, run_job
 from etl.runtime.stop import StopSignal
 from etl.runtime.summary import RunSummary
 from etl.runtime.telemetry import Event, Telemetry
-from etl.store import checkpoints
+from etl.store import checkpoints, state
 from etl.store.database import Database
 from sinks import PostgresTable, TransactionalSink, TwoPhaseCommitSink, UpsertSink
 from tests.support.scripted import Numbers
+from tests.support.waiting import wait_until
 
 KEYS = 7
 CURE = "rows were deleted or changed by hand; nothing was read: put them back, from a backup of the store"
@@ -258,3 +259,20 @@ NEWEST = {"odd": "bool", "rows": "int8", "keys": "int8"}
 def keep_newest(result: dict[str, Any], state: Any) -> Iterator[dict[str, Any]]:
     state.rows[result["key"]] = result["rows"]
     yield {"odd": result["odd"], "rows": sum(state.rows.values()), "keys": len(state.rows)}
+
+
+def test_owner_gives_signs_of_life_while_state_is_read(store_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading may take longer than a heartbeat may stand still."""
+    assert run(store_url, Totals(10).job()).exit_code == 0
+    restore, beats = state.restore, "SELECT heartbeat FROM etl.head"
+
+    def slow(*arguments: Any) -> Any:
+        before = query(store_url, beats)
+        wait_until(lambda: query(store_url, beats) > before, "a heartbeat")
+        return restore(*arguments)
+
+    monkeypatch.setattr(state, "restore", slow)
+    job = Totals(20).job()
+    job.owner_timeout_s = 1.0
+    assert run(store_url, job).exit_code == 0
+    check(store_url, 20)
