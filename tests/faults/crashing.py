@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 from collections.abc import Iterable, Iterator, Mapping
@@ -23,6 +24,9 @@ TEMPLATE = "etl_template"
 """A database with the schema ``etl``, to make others from."""
 
 END_TIMEOUT_S = 60
+
+_NUMBERS = itertools.count()
+"""Of the servers of this process: pytest may make a fixture of a module anew when its tests are not in one row."""
 
 
 class Stop(StrEnum):
@@ -58,7 +62,7 @@ class CrashingServer:
     """
 
     def __init__(self, name: str = "crash", settings: Mapping[str, str] | None = None) -> None:
-        directory = Path(os.environ[SESSION_DIR_VARIABLE]) / f"{name}-{os.getpid()}"
+        directory = Path(os.environ[SESSION_DIR_VARIABLE]) / f"{name}-{os.getpid()}-{next(_NUMBERS)}"
         self._server = EmbeddedServer(directory, {**SETTINGS, "shared_buffers": "16MB", **(settings or {})})
         self.url = self._server.acquire()
         self.data = self._server.status().directory / "cluster" / "data"
