@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
@@ -17,8 +16,8 @@ VALUE_SHOWN_CHARACTERS_MAX = 300
 _Given = TypeVar("_Given")
 _Returned = TypeVar("_Returned")
 
-# a panic of polars is no Exception, and a thread that catches Exceptions only would die of it in silence
-_RAISED = (Exception, pl.exceptions.PanicException)
+RAISED = (Exception, pl.exceptions.PanicException)
+"""What a user's function may raise; a panic of polars is no Exception, and a thread that knew only those would die."""
 
 
 def guarded(transformation: Transformation, function: Callable[[_Given], _Returned]) -> Callable[[_Given], _Returned]:
@@ -33,8 +32,8 @@ def guarded(transformation: Transformation, function: Callable[[_Given], _Return
             return function(given)
         except EtlError:
             raise
-        except _RAISED as error:
-            raise _failure(transformation, function, error, given) from error
+        except RAISED as error:
+            raise failure(transformation, function, error, given) from error
 
     return call
 
@@ -49,8 +48,8 @@ def guarded_items(
             yield from function(row)
         except EtlError:
             raise
-        except _RAISED as error:
-            raise _failure(transformation, function, error, row) from error
+        except RAISED as error:
+            raise failure(transformation, function, error, row) from error
 
     return call
 
@@ -67,13 +66,12 @@ def evaluating(transformation: Transformation) -> Iterator[None]:
         yield
     except (pl.exceptions.ComputeError, pl.exceptions.InvalidOperationError) as error:
         raise RecordError(_first_line(error)) from error
-    except _RAISED as error:
+    except RAISED as error:
         raise InternalError(f"{transformation}: {type(error).__name__}: {_first_line(error)}") from error
 
 
 def name_of(function: Callable[..., object]) -> str:
-    """A function's name with file and line, where it has them; that of the user's where ours is wrapped around it."""
-    function = inspect.unwrap(function)
+    """A function's name with file and line, where it has them."""
     name = getattr(function, "__qualname__", None) or type(function).__qualname__
     code = getattr(function, "__code__", None)
     return f"{name} ({code.co_filename}:{code.co_firstlineno})" if code is not None else str(name)
@@ -85,9 +83,10 @@ def shortened(value: object) -> str:
     return shown if len(shown) <= VALUE_SHOWN_CHARACTERS_MAX else shown[:VALUE_SHOWN_CHARACTERS_MAX] + "…"
 
 
-def _failure(
+def failure(
     transformation: Transformation, function: Callable[..., object], error: BaseException, given: object
 ) -> InternalError:
+    """The error for what a user's function raised: it names place, function and row."""
     shown = f" for the row {shortened(given)}" if isinstance(given, dict) else ""
     return InternalError(f"{transformation}: {name_of(function)} raised {type(error).__name__}: {error}{shown}")
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from functools import wraps
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from etl.errors import RecordError
+from etl.errors import EtlError, RecordError
 from etl.keyed import Process
-from etl.operators.calling import guarded_items, name_of
+from etl.operators.calling import RAISED, failure, name_of
 from etl.operators.exact import RowShape, batch_of_values, placed, rows_of
 from etl.operators.keyed.columns import Ids
 from etl.operators.keyed.grouping import first_rows, key_arrays, key_frame
@@ -41,18 +40,7 @@ class ProcessOperator(StatefulOperator):
         self._seen = KeyStates(handles)
         self._columns = {name: handle.column for name, handle in handles.items()}
         self._state = KeyedState(self.uid, {field.name: field.type.arrow for field in self._keys}, self._columns)
-        function = transformation.function
-
-        @wraps(function)
-        def call(row: Row) -> Any:
-            returned: object = function(row, self._seen)
-            if returned is None:
-                return ()
-            if isinstance(returned, dict | str | bytes) or not hasattr(returned, "__iter__"):
-                raise RecordError(f"{self._name} returned {type(returned).__name__}, not rows; use yield, or a list")
-            return returned
-
-        self._function = guarded_items(transformation, call)
+        self._function = transformation.function
 
     def process(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """What the function yields for each row, in batches of at most :data:`etl.operators.rows.ROWS_MAX` rows."""
@@ -60,16 +48,36 @@ class ProcessOperator(StatefulOperator):
             frame = key_frame(batch, self._keys)
             ids = self._state.add(key_arrays(first_rows(frame), self._keys)).ids
             found: list[tuple[Any, ...]] = []
-            for id_, row in zip(self._state.find(key_arrays(frame, self._keys)).tolist(), rows_of(batch), strict=True):
-                self._cursor.id = id_
-                for returned in self._function(row):
-                    # the values are taken at once: a generator may yield one dict again and again
-                    found.append(self._shape.values(returned))
-                    if len(found) == ROWS_MAX:
-                        yield batch_of_values(found, self._schema)
-                        found = []
+            for returned in self._called(self._state.find(key_arrays(frame, self._keys)), rows_of(batch)):
+                # the values are taken at once: a generator may yield one dict again and again
+                found.append(self._shape.values(returned))
+                if len(found) == ROWS_MAX:
+                    yield batch_of_values(found, self._schema)
+                    found = []
             self._settle(ids)
             yield batch_of_values(found, self._schema)
+
+    def _called(self, ids: Ids, rows: Iterable[Row]) -> Iterator[Any]:
+        """What the function returns for rows, one after the other.
+
+        One ``try`` around all of them: this loop is what a job of such functions spends its time in.
+        """
+        row: Row = {}
+        cursor, seen, function = self._cursor, self._seen, self._function
+        try:
+            for cursor.id, row in zip(ids.tolist(), rows, strict=True):
+                returned: object = function(row, seen)
+                if returned is not None:
+                    yield from self._required_rows(returned)
+        except EtlError:
+            raise
+        except RAISED as error:
+            raise failure(self._transformation, function, error, row) from error
+
+    def _required_rows(self, returned: object) -> Iterable[Any]:
+        if isinstance(returned, dict | str | bytes) or not isinstance(returned, Iterable):
+            raise RecordError(f"{self._name} returned {type(returned).__name__}, not rows; use yield, or a list")
+        return returned
 
     def restore(self, fragments: Sequence[Fragment]) -> None:
         """See :meth:`etl.state.StatefulOperator.restore`."""
