@@ -26,6 +26,11 @@ def occurrences(count: int | None = None) -> Iterator[int]:
     return itertools.count(1) if count is None else iter(range(1, count + 1))
 
 
+def kills(kind: str, count: int) -> Iterator[int]:
+    """All occurrences of a step, of the job with the most subtasks one, unless all are asked for."""
+    return every_occurrence(kind, count) if kind == "keyed-apart" else occurrences(count)
+
+
 ONE_OF_EACH = ("transactional", "two-phase", "write-ahead", "upsert")
 """A job for each kind of sink; the others put the same sinks to other use."""
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.faults import oracle, steps
 from tests.faults.arena import Arena
-from tests.faults.cases import SAMPLE, THOROUGH, Undisturbed, occurrences, thorough
+from tests.faults.cases import SAMPLE, THOROUGH, Undisturbed, kills, thorough
 from tests.faults.fault import Action, Fault
 
 
@@ -22,7 +22,7 @@ def test_clean_run_emits_exactly_the_listed_steps(undisturbed: Undisturbed, kind
 @pytest.mark.parametrize("kind, step", steps.CASES)
 def test_kill_is_made_good_by_the_next_run(arena: Arena, undisturbed: Undisturbed, kind: str, step: str) -> None:
     expected = undisturbed.state(kind)
-    for occurrence in occurrences(undisturbed.result(kind).count(step)):
+    for occurrence in kills(kind, undisturbed.result(kind).count(step)):
         request = arena.case(kind, Fault(Action.KILL, step, occurrence))
         with arena.told(request):
             assert arena.run(request) is None, "the step was not reached"
@@ -59,7 +59,7 @@ def test_kill_during_recovery_is_made_good(
 ) -> None:
     expected = undisturbed.state(kind)
     seen = [one.name for one in undisturbed.recovery(kind, left_at)].count(step)
-    for occurrence in occurrences(seen):
+    for occurrence in kills(kind, seen):
         request = arena.case(kind, Fault(Action.KILL, left_at, 2))
         with arena.told(request):
             assert arena.run(request) is None
