@@ -94,6 +94,13 @@ SAMPLE = frozenset(
 )
 """Steps that differ in what is open, locked or staged at the server: enough for faults that take seconds."""
 
+FAULT_CASES = [
+    (kind, step)
+    for kind, step in CASES
+    if THOROUGH or not kind.startswith("keyed") or step in SAMPLE or step.startswith("state.")
+]
+"""Every job with each of its steps; those that keep state, which are killed at each of them, with a sample of steps."""
+
 SAMPLED = [(kind, step) for kind, step in CASES if step in SAMPLE]
 
 

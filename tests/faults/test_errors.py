@@ -6,13 +6,12 @@ import pytest
 
 from tests.faults import oracle
 from tests.faults.arena import Arena
-from tests.faults.cases import SAMPLE, Undisturbed, every_occurrence, thorough
+from tests.faults.cases import FAULT_CASES, SAMPLE, Undisturbed, every_occurrence, thorough
 from tests.faults.fault import Action, Fault
-from tests.faults.steps import CASES
 
 INTERNAL_ERROR = 70
 OUTSIDE_ATTEMPTS = {"lease.claiming", "lease.claimed", "run.ending", "run.ended"}
-WITHIN = [(kind, step) for kind, step in CASES if step not in OUTSIDE_ATTEMPTS]
+WITHIN = [(kind, step) for kind, step in FAULT_CASES if step not in OUTSIDE_ATTEMPTS]
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,9 @@ from psycopg.conninfo import make_conninfo
 
 from tests.faults import oracle
 from tests.faults.arena import BUSY, Arena
-from tests.faults.cases import Undisturbed, every_occurrence
+from tests.faults.cases import FAULT_CASES, Undisturbed, every_occurrence
 from tests.faults.fault import Action, Fault
 from tests.faults.jobs import KINDS
-from tests.faults.steps import CASES
 
 FENCED = 78
 BEFORE_CLAIM = "lease.claiming"
@@ -75,7 +74,7 @@ def test_overtaken_run_is_fenced_when_its_sessions_could_not_be_ended(
         oracle.check_done(arena, request, expected)
 
 
-@pytest.mark.parametrize("kind, step", [case for case in CASES if case[1] != BEFORE_CLAIM])
+@pytest.mark.parametrize("kind, step", [case for case in FAULT_CASES if case[1] != BEFORE_CLAIM])
 def test_overtaken_run_changes_nothing_when_it_goes_on(
     arena: Arena, undisturbed: Undisturbed, kind: str, step: str
 ) -> None:

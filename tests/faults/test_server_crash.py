@@ -8,10 +8,9 @@ import pytest
 
 from tests.faults import oracle
 from tests.faults.arena import Arena
-from tests.faults.cases import THOROUGH, Undisturbed, every_occurrence
+from tests.faults.cases import FAULT_CASES, THOROUGH, Undisturbed, every_occurrence
 from tests.faults.crashing import CrashingServer
 from tests.faults.fault import Action, Fault
-from tests.faults.steps import CASES
 
 
 class UpAgain(StrEnum):
@@ -27,7 +26,7 @@ UNREACHABLE = 69
 
 COMBINATIONS = [
     (kind, step, up_again)
-    for number, (kind, step) in enumerate(CASES)
+    for number, (kind, step) in enumerate(FAULT_CASES)
     for up_again in (UpAgain if THOROUGH else [list(UpAgain)[number % 2]])
 ]
 
