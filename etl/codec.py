@@ -51,7 +51,7 @@ def decode_rows(content: bytes) -> pa.RecordBatch:
         stream = pa.decompress(content[_HEADER_BYTES:], decompressed_size=size, codec="zstd")
         with pa.ipc.open_stream(stream) as reader:
             return reader.read_next_batch()
-    except (pa.ArrowException, OSError, StopIteration, OverflowError, MemoryError, ValueError) as error:
+    except (pa.ArrowException, OSError, StopIteration, OverflowError, ValueError) as error:
         raise StateError(f"it cannot be decoded: {error}") from error
 
 

@@ -309,8 +309,8 @@ class _ByOrder(Accumulator):
         self._types = {"value": column.value_type, "order": column.order_type}
         self.inputs["order"] = (column.order, column.order_type)
         self._parts = {name: f"{column.kind.replace(' ', '_')}_{name}" for name in self.inputs}
-        for name, part in self._parts.items():
-            self.columns[part] = state_column(self._types[name].arrow)
+        self._kept = {name: state_column(type_.arrow) for name, type_ in self._types.items()}
+        self.columns = {part: self._kept[name] for name, part in self._parts.items()}
 
     def partials(self, inputs: Mapping[str, pl.Series]) -> dict[str, pl.Expr]:
         ranked = {
@@ -320,17 +320,17 @@ class _ByOrder(Accumulator):
 
     def merge(self, keys: Numbered, partials: Partials) -> None:
         arrays = {name: array_of_series(partials[part], self._types[name]) for name, part in self._parts.items()}
-        column, orders = self.columns[self._parts["order"]], arrays["order"]
+        column, orders = self._kept["order"], arrays["order"]
         here, there = column.valid[keys.ids], validity(orders)
         comparison = np.where(
             here & there, column.compare(keys.ids, orders), here.astype(np.int8) - there.astype(np.int8)
         )
         better = keys.new | ((comparison > 0) if self._first else (comparison <= 0))
-        for name, part in self._parts.items():
-            _put_where(better, self.columns[part], keys.ids, arrays[name])
+        for name, kept in self._kept.items():
+            _put_where(better, kept, keys.ids, arrays[name])
 
     def result(self, ids: Ids) -> pa.Array:
-        return self.columns[self._parts["value"]].take(ids)
+        return self._kept["value"].take(ids)
 
 
 def _put_where(chosen: Flags, column: StateColumn, ids: Ids, values: pa.Array) -> None:

@@ -21,7 +21,7 @@ Values = npt.NDArray[Any]
 _ROWS_MIN = 1024
 
 
-def state_column(arrow: pa.DataType) -> StateColumn:
+def state_column(arrow: pa.DataType) -> ComparableColumn:
     """An empty column for values of an Arrow type."""
     if pa.types.is_decimal128(arrow):
         return DecimalColumn(arrow)
@@ -66,6 +66,10 @@ class StateColumn(ABC):
         """Set these ids to what they are when they are new."""
         self.put(ids, pa.nulls(len(ids), self.arrow))
 
+
+class ComparableColumn(StateColumn):
+    """A column whose values can be compared with others, as those of keys are."""
+
     @abstractmethod
     def equal(self, ids: Ids, values: pa.Array) -> Flags:
         """Whether the value at each id is that beside it; NULL equals NULL, NaN equals NaN, 0.0 equals -0.0."""
@@ -78,7 +82,7 @@ class StateColumn(ABC):
         """
 
 
-class PrimitiveColumn(StateColumn):
+class PrimitiveColumn(ComparableColumn):
     """Numbers, booleans, dates and times."""
 
     def __init__(self, arrow: pa.DataType) -> None:
@@ -102,7 +106,7 @@ class PrimitiveColumn(StateColumn):
         self.values[ids], self.valid[ids] = primitive_values(values), validity(values)
 
     def equal(self, ids: Ids, values: pa.Array) -> Flags:
-        """See :meth:`StateColumn.equal`."""
+        """See :meth:`ComparableColumn.equal`."""
         here, there = self.values[ids], primitive_values(values)
         same = here == there
         if here.dtype.kind == "f":
@@ -110,7 +114,7 @@ class PrimitiveColumn(StateColumn):
         return _equal(same, self.valid[ids], validity(values))
 
     def compare(self, ids: Ids, values: pa.Array) -> npt.NDArray[np.int8]:
-        """See :meth:`StateColumn.compare`."""
+        """See :meth:`ComparableColumn.compare`."""
         here, there = self.values[ids], primitive_values(values)
         if here.dtype.kind != "f":
             return _sign(here < there, here > there)
@@ -118,7 +122,7 @@ class PrimitiveColumn(StateColumn):
         return _sign((here < there) | (there_nan & ~here_nan), (here > there) | (here_nan & ~there_nan))
 
 
-class DecimalColumn(StateColumn):
+class DecimalColumn(ComparableColumn):
     """Decimals of up to 38 digits as their unscaled 128-bit numbers.
 
     Attributes:
@@ -161,19 +165,19 @@ class DecimalColumn(StateColumn):
         self.valid[ids] = validity(values)
 
     def equal(self, ids: Ids, values: pa.Array) -> Flags:
-        """See :meth:`StateColumn.equal`."""
+        """See :meth:`ComparableColumn.equal`."""
         low, high = decimal_halves(values)
         return _equal((self.low[ids] == low) & (self.high[ids] == high), self.valid[ids], validity(values))
 
     def compare(self, ids: Ids, values: pa.Array) -> npt.NDArray[np.int8]:
-        """See :meth:`StateColumn.compare`."""
+        """See :meth:`ComparableColumn.compare`."""
         low, high = decimal_halves(values)
         here_low, here_high = self.low[ids], self.high[ids]
         same = here_high == high
         return _sign((here_high < high) | (same & (here_low < low)), (here_high > high) | (same & (here_low > low)))
 
 
-class ObjectColumn(StateColumn):
+class ObjectColumn(ComparableColumn):
     """Everything else: text, bytes, lists, as Python objects. Texts are ordered by code point, as in the C locale."""
 
     def __init__(self, arrow: pa.DataType) -> None:
@@ -194,11 +198,11 @@ class ObjectColumn(StateColumn):
         self.values[ids], self.valid[ids] = _objects(values), validity(values)
 
     def equal(self, ids: Ids, values: pa.Array) -> Flags:
-        """See :meth:`StateColumn.equal`."""
+        """See :meth:`ComparableColumn.equal`."""
         return np.asarray(self.values[ids] == _objects(values), dtype=np.bool_)
 
     def compare(self, ids: Ids, values: pa.Array) -> npt.NDArray[np.int8]:
-        """See :meth:`StateColumn.compare`."""
+        """See :meth:`ComparableColumn.compare`."""
         pairs = zip(self.values[ids].tolist(), values.to_pylist(), strict=True)
         signs = [0 if here is None or there is None else (here > there) - (here < there) for here, there in pairs]
         return np.array(signs, dtype=np.int8)

@@ -13,7 +13,7 @@ import pyarrow as pa
 from etl.errors import RecordError
 from etl.keyed import ListState, MapState, StateSpec
 from etl.operators.exact import array_of_values
-from etl.operators.keyed.columns import Flags, Ids, StateColumn
+from etl.operators.keyed.columns import Ids, StateColumn
 from etl.operators.keyed.normalising import normaliser
 from etl.schema import PostgresType
 
@@ -83,15 +83,6 @@ class PythonColumn(StateColumn):
         """See :meth:`StateColumn.take`."""
         return self._array([self.values[id_] for id_ in ids.tolist()])
 
-    def equal(self, ids: Ids, values: pa.Array) -> Flags:
-        """See :meth:`StateColumn.equal`."""
-        pairs = zip(ids.tolist(), self._objects(values), strict=True)
-        return np.array([self.values[id_] == value for id_, value in pairs], dtype=np.bool_)
-
-    def compare(self, ids: Ids, values: pa.Array) -> Any:
-        """Objects have no order."""
-        raise NotImplementedError
-
     @abstractmethod
     def _array(self, values: Sequence[Any]) -> pa.Array: ...
 
@@ -154,17 +145,17 @@ def _offsets(values: Sequence[Any]) -> pa.Array:
 
 
 class Handle(ABC):
-    """One declared state of the key whose row the function is given."""
+    """One declared state of the key whose row the function is given.
 
-    __slots__ = ("_cursor",)
+    Attributes:
+        column: Where it is kept.
+    """
 
-    def __init__(self, cursor: Cursor) -> None:
+    column: PythonColumn
+
+    def __init__(self, cursor: Cursor, column: PythonColumn) -> None:
         self._cursor = cursor
-
-    @property
-    @abstractmethod
-    def column(self) -> PythonColumn:
-        """Where it is kept."""
+        self.column = column
 
     @abstractmethod
     def clear(self) -> None:
@@ -177,26 +168,17 @@ class Handle(ABC):
 class ValueHandle(Handle):
     """A value, None until it is set."""
 
-    __slots__ = ("_column", "_values")
-
-    def __init__(self, cursor: Cursor, column: ValueColumn) -> None:
-        super().__init__(cursor)
-        self._column = column
-
-    @property
-    def column(self) -> ValueColumn:
-        """See :attr:`Handle.column`."""
-        return self._column
+    column: ValueColumn
 
     @property
     def value(self) -> Any:
         """The value; of an array a copy: set it again to change it."""
-        value = self._column.values[self._cursor.id]
+        value = self.column.values[self._cursor.id]
         return list(value) if type(value) is list else value
 
     @value.setter
     def value(self, value: Any) -> None:
-        self._column.values[self._cursor.id] = self._column.held.kept(value)
+        self.column.values[self._cursor.id] = self.column.held.kept(value)
         self._changed()
 
     def clear(self) -> None:
@@ -207,16 +189,7 @@ class ValueHandle(Handle):
 class ListHandle(Handle, Sequence[Any]):
     """A list that can be read like one, appended to, and set as a whole."""
 
-    __slots__ = ("_column",)
-
-    def __init__(self, cursor: Cursor, column: ListColumn) -> None:
-        super().__init__(cursor)
-        self._column = column
-
-    @property
-    def column(self) -> ListColumn:
-        """See :attr:`Handle.column`."""
-        return self._column
+    column: ListColumn
 
     @overload
     def __getitem__(self, index: int) -> Any: ...
@@ -238,17 +211,17 @@ class ListHandle(Handle, Sequence[Any]):
 
     def append(self, element: Any) -> None:
         """Add an element at the end."""
-        element = self._column.held.kept(element)
-        elements = self._column.values[self._cursor.id]
+        element = self.column.held.kept(element)
+        elements = self.column.values[self._cursor.id]
         if elements is None:
-            self._column.values[self._cursor.id] = [element]
+            self.column.values[self._cursor.id] = [element]
         else:
             elements.append(element)
         self._changed()
 
     def set(self, elements: Sequence[Any]) -> None:
         """Have exactly these elements."""
-        self._column.values[self._cursor.id] = [self._column.held.kept(one) for one in elements] or None
+        self.column.values[self._cursor.id] = [self.column.held.kept(one) for one in elements] or None
         self._changed()
 
     def clear(self) -> None:
@@ -256,34 +229,25 @@ class ListHandle(Handle, Sequence[Any]):
         self.set(())
 
     def _elements(self) -> list[Any]:
-        return self._column.values[self._cursor.id] or []
+        return self.column.values[self._cursor.id] or []
 
 
 class MapHandle(Handle, MutableMapping[Any, Any]):
     """A dictionary."""
 
-    __slots__ = ("_column",)
-
-    def __init__(self, cursor: Cursor, column: MapColumn) -> None:
-        super().__init__(cursor)
-        self._column = column
-
-    @property
-    def column(self) -> MapColumn:
-        """See :attr:`Handle.column`."""
-        return self._column
+    column: MapColumn
 
     def __getitem__(self, key: Any) -> Any:
         return self._entries()[key]
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        key = self._column.held_key.kept(key)
+        key = self.column.held_key.kept(key)
         if key is None or key != key:
-            raise RecordError(f'state "{self._column.held.name}": {key} is no key')
-        value = self._column.held.kept(value)
-        entries = self._column.values[self._cursor.id]
+            raise RecordError(f'state "{self.column.held.name}": {key} is no key')
+        value = self.column.held.kept(value)
+        entries = self.column.values[self._cursor.id]
         if entries is None:
-            entries = self._column.values[self._cursor.id] = {}
+            entries = self.column.values[self._cursor.id] = {}
         entries[key] = value
         self._changed()
 
@@ -291,7 +255,7 @@ class MapHandle(Handle, MutableMapping[Any, Any]):
         entries = self._entries()
         del entries[key]
         if not entries:
-            self._column.values[self._cursor.id] = None
+            self.column.values[self._cursor.id] = None
         self._changed()
 
     def __iter__(self) -> Iterator[Any]:
@@ -310,11 +274,11 @@ class MapHandle(Handle, MutableMapping[Any, Any]):
 
     def clear(self) -> None:
         """See :meth:`Handle.clear`."""
-        self._column.values[self._cursor.id] = None
+        self.column.values[self._cursor.id] = None
         self._changed()
 
     def _entries(self) -> dict[Any, Any]:
-        return self._column.values[self._cursor.id] or {}
+        return self.column.values[self._cursor.id] or {}
 
 
 class KeyStates:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from etl.key_group import Hashes, hash_keys
-from etl.operators.keyed.columns import Flags, Ids, StateColumn, state_column
+from etl.operators.keyed.columns import ComparableColumn, Flags, Ids, state_column
 
 _EMPTY = -1
 _LEFT = -2
@@ -43,7 +43,7 @@ class KeyIndex:
     """
 
     def __init__(self, types: Sequence[pa.DataType]) -> None:
-        self._columns: tuple[StateColumn, ...] = tuple(state_column(arrow) for arrow in types)
+        self._columns: tuple[ComparableColumn, ...] = tuple(state_column(arrow) for arrow in types)
         self._hashes: Hashes = np.zeros(0, dtype=np.uint64)
         self._slots: Ids = np.full(_SLOTS_MIN, _EMPTY, dtype=np.int64)
         self._size = 0
