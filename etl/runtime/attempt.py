@@ -3,40 +3,25 @@
 from __future__ import annotations
 
 import queue
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
-from etl.clock import Clock
 from etl.errors import FencedError, StateError, TransientError
-from etl.graph import SNAPSHOT_UID, JobGraph, SinkNode, SourceNode
-from etl.job import Job
-from etl.operator import Operator
+from etl.graph import SinkNode
 from etl.runtime import recovery
-from etl.runtime.channel import Channel, InputGate
 from etl.runtime.coordinator import Coordinator, Outlets, SourceHandle
+from etl.runtime.environment import RunEnvironment
 from etl.runtime.executor import SHUTDOWN_TIMEOUT_S, STOPPING_TIMEOUT_S, ThreadExecutor
 from etl.runtime.keeper import LeaseKeeper
 from etl.runtime.message import Failed, Message, StopRequested
-from etl.runtime.monitor import RunMonitor
-from etl.runtime.plan import Chain, chains_of
 from etl.runtime.recovery import SinkPart
-from etl.runtime.stop import StopSignal
-from etl.runtime.subtask import (
-    OperatorSubtask,
-    Output,
-    SinkSubtask,
-    SnapshotSubtask,
-    SourceSettings,
-    SourceSubtask,
-    Subtask,
-)
-from etl.runtime.telemetry import Telemetry
+from etl.runtime.subtask import SourceSubtask
 from etl.runtime.transactions import StoreTransactions
+from etl.runtime.wiring import Wiring, wire
 from etl.sink import CheckpointMode, Committer, Connect, Connection, Delivery, SinkContext, SupportsCommitter
-from etl.source import SourceContext
 from etl.sqlstate import translated_in_store
-from etl.state import Fragment, StatefulOperator, ranks
+from etl.state import Fragment
 from etl.store import checkpoints, state
 from etl.store.checkpoints import CompletedCheckpoint, Restored
 from etl.store.database import Database, StoreConnection
@@ -50,87 +35,6 @@ from etl.transaction import commit
 
 STORE_SINK_ID = 0
 """The store's own fence row belongs to no sink."""
-
-
-@dataclass(frozen=True, slots=True)
-class RunEnvironment:
-    """What all attempts of a run share.
-
-    Attributes:
-        job: The declaration.
-        graph: Its validated graph.
-        store: The store database.
-        databases: Named target databases.
-        follow: Whether sources go on for new data.
-        owner_timeout_s: How long the heartbeat may stand still before another run takes over.
-        clock: Time.
-        telemetry: Where steps are announced.
-        monitor: Live figures.
-        stop: The user's request to stop.
-        warn: Tells the user something that does not stop the run.
-    """
-
-    job: Job
-    graph: JobGraph
-    store: Database
-    databases: Mapping[str, Database]
-    follow: bool
-    owner_timeout_s: float
-    clock: Clock
-    telemetry: Telemetry
-    monitor: RunMonitor
-    stop: StopSignal
-    warn: Callable[[str], None]
-
-    def database_of(self, name: str | None) -> Database:
-        """The database a sink writes to."""
-        return self.store if name is None else self.databases[name]
-
-    @property
-    def unit_time_s(self) -> float:
-        """How long a unit of work may stay open."""
-        return self.job.checkpoint.interval_s + self.job.checkpoint.timeout_s
-
-
-@dataclass(slots=True)
-class _Wiring:
-    """Subtasks and channels under construction; producers are added before their consumers."""
-
-    subtasks: list[Subtask] = field(default_factory=list)
-    stateful: list[str] = field(default_factory=list)
-    gates: list[InputGate] = field(default_factory=list)
-    outputs: dict[str, list[list[Output]]] = field(default_factory=dict)
-
-    def produce(self, node_id: str, parallelism: int = 1) -> list[list[Output]]:
-        """For each subtask of a node what it feeds; consumers wired later are seen too."""
-        return self.outputs.setdefault(node_id, [[] for _ in range(parallelism)])
-
-    def gate(self, inputs: Sequence[str]) -> InputGate:
-        """A gate with one channel from each subtask of the given nodes."""
-        feeds = [outputs for node_id in inputs for outputs in self.outputs[node_id]]
-        gate = self.open_gate(len(feeds))
-        for outputs, channel in zip(feeds, gate.channels, strict=True):
-            outputs.append(channel)
-        return gate
-
-    def exchange(self, inputs: Sequence[str], parallelism: int, keys: Sequence[int]) -> list[InputGate]:
-        """For each of several subtasks a gate with a channel from each subtask of the given nodes, by key."""
-        if parallelism == 1:
-            return [self.gate(inputs)]
-        # Imported here: jobs without keyed state do not wait for NumPy.
-        from etl.runtime.exchange import HashExchange
-
-        feeds = [outputs for node_id in inputs for outputs in self.outputs[node_id]]
-        gates = [self.open_gate(len(feeds)) for _ in range(parallelism)]
-        for number, outputs in enumerate(feeds):
-            outputs.append(HashExchange([gate.channels[number] for gate in gates], keys))
-        return gates
-
-    def open_gate(self, inputs: int) -> InputGate:
-        """A gate with so many channels, which the caller feeds."""
-        gate = InputGate(inputs)
-        self.gates.append(gate)
-        return gate
 
 
 class Attempt:
@@ -307,7 +211,7 @@ class Attempt:
         if unused:
             self._environment.warn(f"stored positions of {', '.join(unused)} are not used: the job has no such source")
 
-    # --- wiring -----------------------------------------------------------------------------------------------------
+    # --- running ------------------------------------------------------------------------------------------------------
 
     def _connect_to(self, database: Database, role: str) -> Connection:
         return database.connect(application_name(self._lease.job_id, self._lease.epoch, role))
@@ -374,13 +278,11 @@ class Attempt:
         resources: ExitStack,
     ) -> None:
         environment = self._environment
-        wiring = _Wiring()
+        wiring = Wiring(self._inbox.put, self._emit)
         try:
-            sources = self._wire(wiring, parts, restored, stored)
+            sources = wire(wiring, environment, parts, restored.positions, stored)
         except BaseException:
-            with ExitStack() as unstarted:
-                for subtask in wiring.subtasks:
-                    unstarted.callback(subtask.close)
+            wiring.close()
             raise
         coordinator = self._coordinator(sources, parts, wiring, transactions)
         executor = ThreadExecutor(wiring.subtasks, wiring.gates)
@@ -393,92 +295,11 @@ class Attempt:
         environment.stop.tell(lambda: self._inbox.put(StopRequested()))
         coordinator.run()
 
-    def _wire(
-        self,
-        wiring: _Wiring,
-        parts: Sequence[SinkPart],
-        restored: Restored,
-        stored: dict[str, list[Fragment]],
-    ) -> list[SourceSubtask]:
-        sources = [self._source(node, restored, wiring) for node in self._environment.graph.sources]
-        self._wire_chains(wiring, stored)
-        for node, part in zip(self._environment.graph.sinks, parts, strict=True):
-            gate = wiring.gate([node.input])
-            writer = node.sink.create_writer(part.context)
-            mode = self._environment.job.mode
-            wiring.subtasks.append(SinkSubtask(node.uid, self._inbox.put, gate, mode, writer, self._emit))
-        return sources
-
     def _shut_down(self, executor: ThreadExecutor) -> None:
         stopping = self._environment.stop.requested
         stuck = executor.shut_down(STOPPING_TIMEOUT_S if stopping else SHUTDOWN_TIMEOUT_S)
         if stuck:
             self._environment.warn(f"subtask(s) {', '.join(stuck)} did not end in time; their sessions are fenced out")
-
-    def _source(self, node: SourceNode, restored: Restored, wiring: _Wiring) -> SourceSubtask:
-        environment = self._environment
-        context = SourceContext(node.uid, environment.job.base_dir, environment.follow, environment.warn)
-        subtask = SourceSubtask(
-            node.uid,
-            self._inbox.put,
-            node.source.create_enumerator(context),
-            node.source.create_reader(context),
-            restored.positions.get(node.uid, {}),
-            wiring.produce(node.id)[0],
-            SourceSettings(node.schema.to_arrow(), environment.job.checkpoint.rows, environment.follow),
-            self._emit,
-        )
-        wiring.subtasks.append(subtask)
-        return subtask
-
-    def _wire_chains(self, wiring: _Wiring, stored: dict[str, list[Fragment]]) -> None:
-        chains = chains_of(self._environment.graph, self._environment.job.parallelism)
-        cuts = iter(self._wire_snapshots(wiring, chains))
-        for chain in chains:
-            gates = wiring.exchange(chain.inputs, chain.parallelism, self._key_columns(chain))
-            outputs = wiring.produce(chain.id, chain.parallelism)
-            # Taken out: what is restored lies in the operators' own columns and is not kept a second time.
-            fragments = stored.pop(chain.stateful.uid, []) if chain.stateful is not None else []
-            for number, gate in enumerate(gates):
-                operators = self._operators(chain)
-                snapshots = next(cuts) if chain.stateful is not None else None
-                subtask = OperatorSubtask(
-                    chain.subtask_uid(number),
-                    self._inbox.put,
-                    gate,
-                    self._environment.job.mode,
-                    operators,
-                    outputs[number],
-                    snapshots,
-                )
-                wiring.subtasks.append(subtask)
-                if chain.stateful is not None:
-                    wiring.stateful.append(subtask.uid)
-                    _restore(operators[0], fragments, number, chain.parallelism)
-
-    def _wire_snapshots(self, wiring: _Wiring, chains: Sequence[Chain]) -> Sequence[Channel]:
-        """For each stateful subtask the channel that takes its cuts."""
-        subtasks = sum(chain.parallelism for chain in chains if chain.stateful is not None)
-        if not subtasks:
-            return ()
-        gate = wiring.open_gate(subtasks)
-        wiring.subtasks.append(SnapshotSubtask(SNAPSHOT_UID, self._inbox.put, gate, self._emit))
-        return gate.channels
-
-    def _key_columns(self, chain: Chain) -> list[int]:
-        if chain.stateful is None:
-            return []
-        names = self._environment.graph.node(chain.inputs[0]).schema.names
-        return [names.index(name) for name in chain.stateful.keys]
-
-    def _operators(self, chain: Chain) -> list[Operator]:
-        # Imported here: jobs that transform nothing do not wait for polars.
-        from etl.operators import operator_for
-
-        graph = self._environment.graph
-        return [
-            operator_for(node.transformation, graph.node(node.inputs[0]).schema, node.schema) for node in chain.nodes
-        ]
 
     # --- completing -------------------------------------------------------------------------------------------------
 
@@ -486,7 +307,7 @@ class Attempt:
         self,
         sources: Sequence[SourceSubtask],
         parts: Sequence[SinkPart],
-        wiring: _Wiring,
+        wiring: Wiring,
         transactions: StoreTransactions,
     ) -> Coordinator:
         environment = self._environment
@@ -548,14 +369,3 @@ class Attempt:
         if self._environment.job.mode is CheckpointMode.AT_MOST_ONCE:
             self._totals.set(self._totals.plus(0, rows_written))
         self._environment.monitor.checkpoint_completed(checkpoint_id, rows_written)
-
-
-def _restore(operator: Operator, fragments: Sequence[Fragment], subtask: int, parallelism: int) -> None:
-    """Give a subtask the state of its own key groups, however they were spread when it was stored."""
-    # Imported here: jobs without keyed state do not wait for NumPy.
-    from etl.key_group import groups_of_subtask
-
-    assert isinstance(operator, StatefulOperator)
-    groups = groups_of_subtask(subtask, parallelism)
-    for rank in ranks(one for one in fragments if one.key_group in groups):
-        operator.restore(rank)

@@ -14,7 +14,7 @@ from etl.clock import Clock, SystemClock
 from etl.errors import AlreadyRunningError, EtlError, FencedError, StopTimeoutError
 from etl.job import Job
 from etl.runtime import preflight
-from etl.runtime.attempt import RunEnvironment
+from etl.runtime.environment import RunEnvironment
 from etl.runtime.monitor import RunMonitor
 from etl.runtime.stop import StopSignal
 from etl.runtime.summary import RunSummary

@@ -11,7 +11,8 @@ from contextlib import suppress
 import psycopg
 
 from etl.errors import EtlError, InternalError, TransientError
-from etl.runtime.attempt import Attempt, RunEnvironment
+from etl.runtime.attempt import Attempt
+from etl.runtime.environment import RunEnvironment
 from etl.sink import CheckpointMode
 from etl.sqlstate import translate
 from etl.store import lease as leases

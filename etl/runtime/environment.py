@@ -1,0 +1,54 @@
+"""What all attempts of a run share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from etl.clock import Clock
+from etl.graph import JobGraph
+from etl.job import Job
+from etl.runtime.monitor import RunMonitor
+from etl.runtime.stop import StopSignal
+from etl.runtime.telemetry import Telemetry
+from etl.store.database import Database
+
+
+@dataclass(frozen=True, slots=True)
+class RunEnvironment:
+    """What all attempts of a run share.
+
+    Attributes:
+        job: The declaration.
+        graph: Its validated graph.
+        store: The store database.
+        databases: Named target databases.
+        follow: Whether sources go on for new data.
+        owner_timeout_s: How long the heartbeat may stand still before another run takes over.
+        clock: Time.
+        telemetry: Where steps are announced.
+        monitor: Live figures.
+        stop: The user's request to stop.
+        warn: Tells the user something that does not stop the run.
+    """
+
+    job: Job
+    graph: JobGraph
+    store: Database
+    databases: Mapping[str, Database]
+    follow: bool
+    owner_timeout_s: float
+    clock: Clock
+    telemetry: Telemetry
+    monitor: RunMonitor
+    stop: StopSignal
+    warn: Callable[[str], None]
+
+    def database_of(self, name: str | None) -> Database:
+        """The database a sink writes to."""
+        return self.store if name is None else self.databases[name]
+
+    @property
+    def unit_time_s(self) -> float:
+        """How long a unit of work may stay open."""
+        return self.job.checkpoint.interval_s + self.job.checkpoint.timeout_s
