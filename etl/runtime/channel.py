@@ -82,15 +82,26 @@ class InputGate:
         """
         with self.changed:
             while not self.closed:
-                for step in range(len(self.channels)):
-                    index = (self._next + step) % len(self.channels)
-                    element = None if index in blocked else self.channels[index].pop()
-                    if element is not None:
-                        self._next = (index + 1) % len(self.channels)
-                        self.changed.notify_all()
-                        return index, element
+                found = self._pop(blocked)
+                if found is not None:
+                    return found
                 self.changed.wait()
             raise ChannelClosedError
+
+    def poll(self, blocked: Collection[int] = ()) -> tuple[int, Element] | None:
+        """Like :meth:`get`, but None instead of waiting."""
+        with self.changed:
+            return self._pop(blocked)
+
+    def _pop(self, blocked: Collection[int]) -> tuple[int, Element] | None:
+        for step in range(len(self.channels)):
+            index = (self._next + step) % len(self.channels)
+            element = None if index in blocked else self.channels[index].pop()
+            if element is not None:
+                self._next = (index + 1) % len(self.channels)
+                self.changed.notify_all()
+                return index, element
+        return None
 
     def close(self) -> None:
         """End all waiting, on both sides."""

@@ -76,6 +76,16 @@ class Subtask(ABC):
     def _loop(self) -> None: ...
 
     @abstractmethod
+    def poll(self) -> bool:
+        """Do one piece of work, if there is any, instead of :meth:`run`: for who drives subtasks without threads.
+
+        Errors are raised. What :meth:`run` would end with is not done.
+
+        Returns:
+            Whether there was anything to do; False where the thread would wait.
+        """
+
+    @abstractmethod
     def close(self) -> None:
         """Release what the subtask holds: at its end, or in its stead when the attempt fails before it was started."""
 
@@ -167,15 +177,24 @@ class SourceSubtask(Subtask):
         return self._reader.progress()
 
     def _loop(self) -> None:
-        self._discover()
+        self.begin()
         while not self._finished:
-            if self._obey_pending() or self._finished:
-                continue
-            if not self._reading:
+            if not self.poll():
                 self._obey(self._commands.get())
-            else:
-                self._read()
         _send(self._outputs, EndOfInput())
+
+    def begin(self) -> None:
+        """What comes before the first :meth:`poll`."""
+        self._discover()
+
+    def poll(self) -> bool:
+        """See :meth:`Subtask.poll`: obey the next order, or read when there is none."""
+        if self._obey_pending():
+            return True
+        if self._reading:
+            self._read()
+            return True
+        return False
 
     def _discover(self) -> None:
         """Assign what there is to read."""
@@ -286,17 +305,27 @@ class AlignedSubtask(Subtask):
 
     def _loop(self) -> None:
         while not self._aligner.ended:
-            index, element = self._gate.get(self._aligner.blocked)
-            if isinstance(element, Barrier):
-                barrier = self._aligner.barrier(index, element)
-            elif isinstance(element, EndOfInput):
-                barrier = self._aligner.end(index)
-            else:
-                self._take(element)
-                continue
-            if barrier is not None:
-                self._pass(barrier)
+            self._receive(*self._gate.get(self._aligner.blocked))
         self._end()
+
+    def poll(self) -> bool:
+        """See :meth:`Subtask.poll`."""
+        received = self._gate.poll(self._aligner.blocked)
+        if received is None:
+            return False
+        self._receive(*received)
+        return True
+
+    def _receive(self, index: int, element: Element) -> None:
+        if isinstance(element, Barrier):
+            barrier = self._aligner.barrier(index, element)
+        elif isinstance(element, EndOfInput):
+            barrier = self._aligner.end(index)
+        else:
+            self._take(element)
+            return
+        if barrier is not None:
+            self._pass(barrier)
 
     @abstractmethod
     def _take(self, batch: pa.RecordBatch) -> None:
@@ -372,15 +401,25 @@ class SnapshotSubtask(Subtask):
         super().__init__(uid, report)
         self._gate = gate
         self._emit = emit
+        self._open_inputs = len(gate.channels)
 
     def _loop(self) -> None:
-        open_inputs = len(self._gate.channels)
-        while open_inputs:
-            _, element = self._gate.get()
-            if isinstance(element, CutTaken):
-                self._snapshot(element)
-            else:
-                open_inputs -= 1
+        while self._open_inputs:
+            self._receive(*self._gate.get())
+
+    def poll(self) -> bool:
+        """See :meth:`Subtask.poll`."""
+        received = self._gate.poll()
+        if received is None:
+            return False
+        self._receive(*received)
+        return True
+
+    def _receive(self, _index: int, element: Element) -> None:
+        if isinstance(element, CutTaken):
+            self._snapshot(element)
+        else:
+            self._open_inputs -= 1
 
     def _snapshot(self, taken: CutTaken) -> None:
         cut = taken.cut

@@ -36,6 +36,17 @@ def test_channel_keeps_the_order_of_its_elements() -> None:
     assert [gate.get()[1] for _ in elements] == elements
 
 
+def test_polled_gate_takes_turns_leaves_blocked_channels_and_does_not_wait() -> None:
+    gate = InputGate(2)
+    elements: list[Element] = [batch(1), batch(2), batch(3)]
+    for index, element in zip((0, 0, 1), elements, strict=True):
+        gate.channels[index].put(element)
+
+    assert [gate.poll(), gate.poll()] == [(0, elements[0]), (1, elements[2])]
+    assert gate.poll({0}) is None
+    assert [gate.poll(), gate.poll()] == [(0, elements[1]), None]
+
+
 def test_channel_blocks_its_sender_when_rows_are_full() -> None:
     gate = InputGate(1, rows_max=3)
     gate.channels[0].put(batch(1, 2))
