@@ -49,6 +49,18 @@ def hash_keys(columns: Sequence[pa.Array]) -> Hashes:
     return hashes
 
 
+def hash_within_groups(columns: Sequence[pa.Array], grouped_by: int) -> Hashes:
+    """Like :func:`hash_keys` of all columns, but in the key group of the first ``grouped_by`` ones.
+
+    So that what is remembered of a key under several names, like its windows, lies where the key's rows go.
+    """
+    if grouped_by == len(columns):
+        return hash_keys(columns)
+    within = (np.uint64(1) << _GROUP_SHIFT) - np.uint64(1)
+    hashes: Hashes = (hash_keys(columns[:grouped_by]) & ~within) | (hash_keys(columns) & within)
+    return hashes
+
+
 def groups_of_hashes(hashes: Hashes) -> npt.NDArray[np.int64]:
     """The key group of each hash, 0 to :data:`KEY_GROUPS` - 1."""
     return (hashes >> _GROUP_SHIFT).astype(np.int64)

@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
-from etl.errors import Finding
+from etl.errors import Finding, InternalError
 from etl.schema import Schema
 
 Position = Mapping[str, Any]
@@ -102,6 +102,11 @@ class SourceReader(ABC):
             RecordError: A record cannot be carried exactly; names file, line, byte, column, value and cure.
             StateError: The split is not what the position was taken from.
         """
+
+    @property
+    def split_id(self) -> str:
+        """The split of which the last batch was; needed where the source declares event time."""
+        raise InternalError(f"{type(self).__name__} does not tell of which split a batch is: give it split_id")
 
     @abstractmethod
     def snapshot_positions(self) -> Mapping[str, Position]:

@@ -38,18 +38,39 @@ class Fragment:
 
 
 @dataclass(frozen=True, slots=True)
+class StateSummary:
+    """The state of an operator, or of one subtask of it, in a few figures.
+
+    Attributes:
+        chunks: How many a restore reads.
+        watermark: Up to where everything is closed, None where nothing is. It comes back in
+            :meth:`StatefulOperator.resume`.
+        late_rows: How many rows came too late since the last cut.
+    """
+
+    chunks: int
+    watermark: int | None = None
+    late_rows: int = 0
+
+    def plus(self, other: StateSummary) -> StateSummary:
+        """With that of another subtask of the same operator."""
+        closed = [one.watermark for one in (self, other) if one.watermark is not None]
+        return StateSummary(self.chunks + other.chunks, max(closed, default=None), self.late_rows + other.late_rows)
+
+
+@dataclass(frozen=True, slots=True)
 class StateCut:
     """The state of one operator subtask at a barrier, as far as it has changed since the last one.
 
     Attributes:
         uid: The operator.
         fragments: At most one a key group.
-        chunks: How many chunks a restore of this state reads, the new ones included.
+        summary: Of all of its state, the new fragments included.
     """
 
     uid: str
     fragments: Sequence[Fragment]
-    chunks: int
+    summary: StateSummary
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +94,19 @@ class StateChunk:
     content_digest: bytes
 
 
+@dataclass(frozen=True, slots=True)
+class RestoredState:
+    """What an operator gets back, all of its subtasks together.
+
+    Attributes:
+        fragments: All chains, each in its order.
+        watermark: See :class:`StateSummary`.
+    """
+
+    fragments: Sequence[Fragment]
+    watermark: int | None
+
+
 def ranks(fragments: Iterable[Fragment]) -> list[list[Fragment]]:
     """Chains cut across: all fragments with sequence 0, then those with 1, and so on, one a key group at most."""
     found: dict[int, list[Fragment]] = {}
@@ -89,6 +123,12 @@ class StatefulOperator(Operator):
     """
 
     uid: str
+
+    def resume(self, watermark: int) -> None:
+        """Event time had come to this watermark at the restored cut: what it closed stays closed.
+
+        Called after :meth:`restore`, before any row; nothing is emitted.
+        """
 
     @abstractmethod
     def restore(self, fragments: Sequence[Fragment]) -> None:

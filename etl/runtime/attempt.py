@@ -16,12 +16,12 @@ from etl.runtime.executor import SHUTDOWN_TIMEOUT_S, STOPPING_TIMEOUT_S, ThreadE
 from etl.runtime.keeper import LeaseKeeper
 from etl.runtime.message import Failed, Message, StopRequested
 from etl.runtime.recovery import SinkPart
-from etl.runtime.subtask import SourceSubtask
+from etl.runtime.source_subtask import SourceSubtask
 from etl.runtime.transactions import StoreTransactions
 from etl.runtime.wiring import Wiring, wire
 from etl.sink import CheckpointMode, Committer, Connect, Connection, Delivery, SinkContext, SupportsCommitter
 from etl.sqlstate import translated_in_store
-from etl.state import Fragment
+from etl.state import RestoredState, StateSummary
 from etl.store import checkpoints, state
 from etl.store.checkpoints import CompletedCheckpoint, Restored
 from etl.store.database import Database, StoreConnection
@@ -58,7 +58,7 @@ class Attempt:
         self._totals = totals
         self._emit = environment.telemetry.emit
         self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
-        self._lives: dict[str, int] = {}
+        self._former: dict[str, OperatorState] = {}
 
     def run(self) -> None:
         """Run to the end of the input or until stopped; everything read is then committed and visible.
@@ -76,7 +76,7 @@ class Attempt:
             )
             require_states_unchanged(self._session, self._lease)
             restored = checkpoints.restore(self._session, self._lease)
-            self._lives = {uid: one.since for uid, one in restored.states.items()}
+            self._former = dict(restored.states)
             require_whole(self._session, self._lease, restored)
             sink_ids = self._register_sinks()
             keeper.start()
@@ -92,7 +92,7 @@ class Attempt:
             self._recover(parts, restored)
             self._run_subtasks(parts, restored, stored, transactions, resources)
 
-    def _stored_state(self, restored: Restored) -> dict[str, list[Fragment]]:
+    def _stored_state(self, restored: Restored) -> dict[str, RestoredState]:
         """What the job's operators remember; each operator takes its own out.
 
         Raises:
@@ -115,7 +115,8 @@ class Attempt:
         if not wanted:
             return {}
         with closing(self._open_session()) as session:
-            return state.restore(session.driver, self._lease, wanted)
+            found = state.restore(session.driver, self._lease, wanted)
+        return {uid: RestoredState(fragments, wanted[uid].watermark) for uid, fragments in found.items()}
 
     def _warn_of_changed_operators(self, restored: Restored) -> None:
         for node in self._environment.graph.operators:
@@ -273,7 +274,7 @@ class Attempt:
         self,
         parts: Sequence[SinkPart],
         restored: Restored,
-        stored: dict[str, list[Fragment]],
+        stored: dict[str, RestoredState],
         transactions: StoreTransactions,
         resources: ExitStack,
     ) -> None:
@@ -334,14 +335,18 @@ class Attempt:
         handles = [recovery.recorded(one, sinks[one.uid]) for one in completed.committables]
         operators = {node.uid: node.transformation for node in self._environment.graph.operators}
         states = {
-            uid: OperatorState(chunks, self._since(uid, completed), operators[uid].describe())
-            for uid, chunks in completed.chunks.items()
+            uid: self._operator_state(uid, completed.checkpoint_id, summary, operators[uid].describe())
+            for uid, summary in completed.summaries.items()
         }
         return replace(completed, committables=handles, states=states)
 
-    def _since(self, uid: str, completed: CompletedCheckpoint) -> int:
-        """The checkpoint at which the state of an operator begins: the first one of its life in this job."""
-        return self._lives.setdefault(uid, completed.checkpoint_id)
+    def _operator_state(self, uid: str, checkpoint_id: int, summary: StateSummary, declared: str) -> OperatorState:
+        """With what began at the first checkpoint of the operator's life in this job, and goes on."""
+        before = self._former.get(uid)
+        since = checkpoint_id if before is None else before.since
+        late_rows = summary.late_rows + (0 if before is None else before.late_rows)
+        self._former[uid] = OperatorState(summary.chunks, since, declared, summary.watermark, late_rows)
+        return self._former[uid]
 
     def _complete(self, transactions: StoreTransactions, completed: CompletedCheckpoint) -> None:
         """THE transaction: head, positions, handles, and every row of transactional sinks, or nothing of it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Collection
 from threading import Condition
@@ -80,12 +81,26 @@ class InputGate:
         Raises:
             ChannelClosedError: The attempt was ended.
         """
+        received = self.get_within(None, blocked)
+        assert received is not None
+        return received
+
+    def get_within(self, timeout_s: float | None, blocked: Collection[int] = ()) -> tuple[int, Element] | None:
+        """Like :meth:`get`, but None when the time is up; it is up at once when it is 0.
+
+        Raises:
+            ChannelClosedError: The attempt was ended.
+        """
+        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         with self.changed:
             while not self.closed:
+                left_s = None if deadline_s is None else deadline_s - time.monotonic()
+                if left_s is not None and left_s <= 0:
+                    return None
                 found = self._pop(blocked)
                 if found is not None:
                     return found
-                self.changed.wait()
+                self.changed.wait(left_s)
             raise ChannelClosedError
 
     def poll(self, blocked: Collection[int] = ()) -> tuple[int, Element] | None:

@@ -39,11 +39,12 @@ from etl.runtime.message import (
     StopRequested,
     SubtaskEnded,
     TakeSnapshot,
+    TimersFired,
     UnitStaged,
 )
 from etl.sink import CheckpointMode, Committable, Committer, Emit
 from etl.source import Position
-from etl.state import StateChunk
+from etl.state import StateChunk, StateSummary
 from etl.store.checkpoints import CompletedCheckpoint
 from etl.store.tables import Trigger
 
@@ -76,7 +77,7 @@ class PendingCheckpoint:
     positions: dict[str, Mapping[str, Position]] = field(default_factory=dict)
     committables: list[Committable] = field(default_factory=list)
     state: list[StateChunk] = field(default_factory=list)
-    chunks: dict[str, int] = field(default_factory=dict)
+    states: dict[str, StateSummary] = field(default_factory=dict)
     rows_read: int = 0
     rows_written: dict[str, int] = field(default_factory=dict)
 
@@ -129,6 +130,7 @@ class Coordinator:
         self._due_s = clock.monotonic_s() + policy.interval_s
         self._dry: set[str] = set()
         self._asked: set[str] = set()
+        self._timers_fired = False
         self._stopping = False
         self._stop_by_s = math.inf
         self._finishing = False
@@ -171,6 +173,13 @@ class Coordinator:
                 self._state_snapshotted(message)
             case CheckpointRequested():
                 self._asked.add(message.uid)
+            case TimersFired():
+                self._timers_fired = True
+            case _:
+                self._note_end(message)
+
+    def _note_end(self, message: SourceDry | StopRequested | SubtaskEnded) -> None:
+        match message:
             case SourceDry():
                 self._dry.add(message.uid)
             case StopRequested():
@@ -207,7 +216,7 @@ class Coordinator:
     def _decide(self) -> None:
         if self._pending is not None or self._finishing:
             return
-        moved = any(source.activity.moved for source in self._sources.values())
+        moved = self._timers_fired or any(source.activity.moved for source in self._sources.values())
         if self._dry == set(self._sources):
             if moved:
                 self._trigger(Trigger.STOP if self._stopping else Trigger.END_OF_INPUT)
@@ -223,6 +232,7 @@ class Coordinator:
 
     def _trigger(self, trigger: Trigger) -> None:
         checkpoint_id = self._last_id + 1
+        self._timers_fired = False
         self._pending = PendingCheckpoint(
             checkpoint_id,
             trigger,
@@ -272,7 +282,8 @@ class Coordinator:
         pending = self._expect(message.checkpoint_id, message.subtask)
         pending.states_awaited.discard(message.subtask)
         pending.state.extend(message.chunks)
-        pending.chunks[message.uid] = pending.chunks.get(message.uid, 0) + message.restored
+        before = pending.states.get(message.uid)
+        pending.states[message.uid] = message.summary if before is None else before.plus(message.summary)
         self._complete_if_acknowledged(pending)
 
     def _complete_if_acknowledged(self, pending: PendingCheckpoint) -> None:
@@ -309,7 +320,7 @@ class Coordinator:
             rows_written=dict(pending.rows_written),
             duration_ms=int((self._clock.monotonic_s() - pending.started_s) * 1000),
             state=pending.state,
-            chunks=pending.chunks,
+            summaries=pending.states,
         )
         self._outlets.complete(completed)
 

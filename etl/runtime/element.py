@@ -1,4 +1,4 @@
-"""What flows between subtasks, in order: batches, barriers, cuts of state, and the end of the input."""
+"""What flows between subtasks, in order: batches, watermarks, barriers, cuts of state, and the end of the input."""
 
 from __future__ import annotations
 
@@ -17,6 +17,19 @@ class Barrier:
 
 
 @dataclass(frozen=True, slots=True)
+class Watermark:
+    """How far event time has come on a channel, see :mod:`etl.event_time`.
+
+    Attributes:
+        time: In microseconds; never less than before. None as long as nothing is known.
+        idle: Nothing comes for now: others need not wait for this channel. It ends with the next watermark.
+    """
+
+    time: int | None
+    idle: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class EndOfInput:
     """Nothing follows on this channel."""
 
@@ -30,4 +43,4 @@ class CutTaken:
     cut: StateCut
 
 
-Element = pa.RecordBatch | Barrier | CutTaken | EndOfInput
+Element = pa.RecordBatch | Watermark | Barrier | CutTaken | EndOfInput

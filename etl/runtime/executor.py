@@ -8,7 +8,8 @@ from threading import Thread
 
 from etl.runtime.channel import InputGate
 from etl.runtime.message import Finish
-from etl.runtime.subtask import SourceSubtask, Subtask
+from etl.runtime.source_subtask import SourceSubtask
+from etl.runtime.subtask import Subtask
 
 SHUTDOWN_TIMEOUT_S = 10.0
 """How long the threads of a failed attempt may take to end before the next attempt begins without them."""

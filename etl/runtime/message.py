@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from etl.sink import Committable
 from etl.source import Position
-from etl.state import StateChunk
+from etl.state import StateChunk, StateSummary
 
 # --- from subtasks to the coordinator -------------------------------------------------------------------------------
 
@@ -41,14 +41,21 @@ class StateSnapshotted:
         checkpoint_id: The barrier.
         uid: The operator.
         chunks: What has changed.
-        restored: How many chunks a restore of this subtask's state reads.
+        summary: What else the checkpoint is to know of it.
     """
 
     subtask: str
     checkpoint_id: int
     uid: str
     chunks: Sequence[StateChunk]
-    restored: int
+    summary: StateSummary
+
+
+@dataclass(frozen=True, slots=True)
+class TimersFired:
+    """The clock has made an operator emit rows, which belong into a checkpoint although no source has moved."""
+
+    uid: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +95,7 @@ Message = (
     PositionsSnapshotted
     | UnitStaged
     | StateSnapshotted
+    | TimersFired
     | CheckpointRequested
     | SourceDry
     | SubtaskEnded

@@ -3,42 +3,32 @@
 from __future__ import annotations
 
 import hashlib
-import json
-import queue
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import pyarrow as pa
 
+from etl.clock import Clock, SystemClock
 from etl.codec import encode_rows
 from etl.errors import InternalError
-from etl.operator import Operator
+from etl.event_time import microseconds_since_1970
+from etl.operator import Operator, SideOutput
+from etl.operator import Output as Emitted
 from etl.runtime.alignment import Aligner
 from etl.runtime.channel import Channel, ChannelClosedError, InputGate
-from etl.runtime.element import Barrier, CutTaken, Element, EndOfInput
+from etl.runtime.element import Barrier, CutTaken, Element, EndOfInput, Watermark
 from etl.runtime.message import (
-    CheckpointRequested,
-    Command,
     Failed,
-    Finish,
     Message,
-    PositionsSnapshotted,
-    ReleaseBarrier,
-    SourceActivity,
-    SourceDry,
     StateSnapshotted,
-    StopReading,
     SubtaskEnded,
-    TakeSnapshot,
+    TimersFired,
     UnitStaged,
 )
+from etl.runtime.watermark import InputWatermarks
 from etl.sink import CheckpointMode, Emit, SinkWriter
-from etl.source import Position, Progress, SourceReader, SplitEnumerator
 from etl.state import Fragment, StateChunk, StatefulOperator
-
-FOLLOW_POLL_S = 0.5
 
 Report = Callable[[Message], None]
 
@@ -97,202 +87,10 @@ class Output(Protocol):
         """Append an element, waiting for room."""
 
 
-def _send(outputs: Sequence[Output], element: Element) -> None:
+def send(outputs: Iterable[Output], element: Element) -> None:
+    """Append an element everywhere, waiting for room."""
     for output in outputs:
         output.put(element)
-
-
-def _require_storable(uid: str, split_id: str, position: Position) -> None:
-    """Refuse a position that the store would not give back as it is; a restart would read from somewhere else.
-
-    Raises:
-        InternalError: The source's mistake: NaN, keys that are no texts, tuples, NUL characters, other objects.
-    """
-    given = [split_id, dict(position) if isinstance(position, Mapping) else position]
-    try:
-        text = json.dumps(given, allow_nan=False, ensure_ascii=False)
-        text.encode()
-        storable = isinstance(given[1], dict) and json.loads(text) == given
-    except (TypeError, ValueError):
-        storable = False
-    # Without escaped backslashes, what is left of an escaped NUL is one.
-    if not storable or "\\u0000" in text.replace("\\\\", ""):
-        raise InternalError(
-            f"source {uid}: position {position!r} of split {split_id!r} cannot be stored as a JSON object"
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class SourceSettings:
-    """How a source subtask behaves.
-
-    Attributes:
-        schema: What every batch must look like.
-        rows_max: Rows after which it asks for a checkpoint and waits for the barrier; None for no bound.
-        follow: Whether it goes on for new data when everything is read.
-    """
-
-    schema: pa.Schema
-    rows_max: int | None
-    follow: bool
-
-
-class SourceSubtask(Subtask):
-    """Reads splits, sends batches, and at the coordinator's word snapshots its positions and sends a barrier."""
-
-    def __init__(
-        self,
-        uid: str,
-        report: Report,
-        enumerator: SplitEnumerator,
-        reader: SourceReader,
-        known: Mapping[str, Position],
-        outputs: Sequence[Output],
-        settings: SourceSettings,
-        emit: Emit,
-    ) -> None:
-        super().__init__(uid, report)
-        self.activity = SourceActivity()
-        self.rows_total = 0
-        self._enumerator = enumerator
-        self._reader = reader
-        self._known: dict[str, Position] = dict(known)
-        self._moved: dict[str, Position] = {}
-        self._outputs = outputs
-        self._settings = settings
-        self._emit = emit
-        self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
-        self._rows = 0
-        self._rows_at_discovery = 0
-        self._waited = False
-        self._reading = True
-        self._finished = False
-
-    def command(self, command: Command) -> None:
-        """Give an order; obeyed at the next batch border. Called by the coordinator."""
-        self._commands.put(command)
-
-    def progress(self) -> Progress:
-        """How far reading is; asked by the monitor, from another thread."""
-        return self._reader.progress()
-
-    def _loop(self) -> None:
-        self.begin()
-        while not self._finished:
-            if not self.poll():
-                self._obey(self._commands.get())
-        _send(self._outputs, EndOfInput())
-
-    def begin(self) -> None:
-        """What comes before the first :meth:`poll`."""
-        self._discover()
-
-    def poll(self) -> bool:
-        """See :meth:`Subtask.poll`: obey the next order, or read when there is none."""
-        if self._obey_pending():
-            return True
-        if self._reading:
-            self._read()
-            return True
-        return False
-
-    def _discover(self) -> None:
-        """Assign what there is to read."""
-        self._collect()
-        splits = self._enumerator.discover(self._known)
-        if splits:
-            self._reader.assign(splits)
-        self._rows_at_discovery, self._waited = self.rows_total, False
-
-    def _obey_pending(self) -> bool:
-        try:
-            command = self._commands.get_nowait()
-        except queue.Empty:
-            return False
-        self._obey(command)
-        return True
-
-    def _obey(self, command: Command) -> None:
-        match command:
-            case TakeSnapshot():
-                self._snapshot(command)
-            case StopReading():
-                self._reading = False
-                self._report(SourceDry(self.uid))
-            case Finish():
-                self._finished = True
-            case ReleaseBarrier():
-                raise InternalError(f"source {self.uid}: no barrier is held")
-
-    def _read(self) -> None:
-        batch = self._reader.read_batch()
-        if batch is None:
-            self._run_dry()
-            return
-        if not batch.schema.equals(self._settings.schema):
-            raise InternalError(f"source {self.uid} returned columns {batch.schema}, declared {self._settings.schema}")
-        self.activity.moved = True
-        self._rows += batch.num_rows
-        self.rows_total += batch.num_rows
-        self._emit("source.batch", uid=self.uid, rows=batch.num_rows)
-        _send(self._outputs, batch)
-        if self._settings.rows_max is not None and self._rows >= self._settings.rows_max:
-            self._report(CheckpointRequested(self.uid))
-            self._await_barrier()
-
-    def _await_barrier(self) -> None:
-        """The unit is full: whatever comes, the barrier comes before the next row."""
-        while self._rows and not self._finished:
-            self._obey(self._commands.get())
-
-    def _run_dry(self) -> None:
-        if not self._settings.follow:
-            self._reading = False
-            self._report(SourceDry(self.uid))
-        elif self._waited or self.rows_total > self._rows_at_discovery:
-            self._discover()
-        else:
-            # Also when a split was found: what is new in it may be the beginning of a record that is still written.
-            self._waited = True
-            self._wait_for_command()
-
-    def _wait_for_command(self) -> None:
-        try:
-            self._obey(self._commands.get(timeout=FOLLOW_POLL_S))
-        except queue.Empty:
-            return
-
-    def _snapshot(self, order: TakeSnapshot) -> None:
-        self._collect()
-        positions, self._moved = self._moved, {}
-        rows, self._rows = self._rows, 0
-        self.activity.moved = False
-        self._report(PositionsSnapshotted(self.uid, order.checkpoint_id, positions, rows))
-        if order.hold and not self._await_release(order.checkpoint_id):
-            return
-        self._emit("source.barrier", uid=self.uid, checkpoint=order.checkpoint_id)
-        _send(self._outputs, Barrier(order.checkpoint_id))
-
-    def _await_release(self, checkpoint_id: int) -> bool:
-        while not self._finished:
-            command = self._commands.get()
-            if command == ReleaseBarrier(checkpoint_id):
-                return True
-            self._obey(command)
-        return False
-
-    def _collect(self) -> None:
-        moved = self._reader.snapshot_positions()
-        for split_id, position in moved.items():
-            _require_storable(self.uid, split_id, position)
-        if moved:
-            self.activity.moved = True
-            self._moved.update(moved)
-            self._known.update(moved)
-
-    def close(self) -> None:
-        """See :meth:`Subtask.close`."""
-        self._reader.close()
 
 
 class AlignedSubtask(Subtask):
@@ -305,11 +103,18 @@ class AlignedSubtask(Subtask):
 
     def _loop(self) -> None:
         while not self._aligner.ended:
-            self._receive(*self._gate.get(self._aligner.blocked))
+            received = self._gate.get_within(self._until_due_s(), self._aligner.blocked)
+            if received is None:
+                self._tick()
+            else:
+                self._receive(*received)
         self._end()
 
     def poll(self) -> bool:
         """See :meth:`Subtask.poll`."""
+        if self._until_due_s() == 0:
+            self._tick()
+            return True
         received = self._gate.poll(self._aligner.blocked)
         if received is None:
             return False
@@ -317,19 +122,34 @@ class AlignedSubtask(Subtask):
         return True
 
     def _receive(self, index: int, element: Element) -> None:
-        if isinstance(element, Barrier):
-            barrier = self._aligner.barrier(index, element)
-        elif isinstance(element, EndOfInput):
-            barrier = self._aligner.end(index)
-        else:
-            self._take(element)
-            return
+        barrier = None
+        match element:
+            case Barrier():
+                barrier = self._aligner.barrier(index, element)
+            case EndOfInput():
+                barrier = self._aligner.end(index)
+            case Watermark():
+                self._note_watermark(index, element)
+            case pa.RecordBatch():
+                self._take(index, element)
+            case _:
+                raise InternalError(f"{self.uid}: {type(element).__name__} came over channel {index}")
         if barrier is not None:
             self._pass(barrier)
 
     @abstractmethod
-    def _take(self, batch: pa.RecordBatch) -> None:
-        """Rows of the unit between two barriers."""
+    def _take(self, index: int, batch: pa.RecordBatch) -> None:
+        """Rows of the unit between two barriers, from the input channel of this number."""
+
+    def _note_watermark(self, index: int, watermark: Watermark) -> None:
+        """Event time has come so far on an input channel."""
+
+    def _until_due_s(self) -> float | None:
+        """How long to wait for an element before :meth:`_tick`; None for as long as it takes."""
+        return None
+
+    def _tick(self) -> None:
+        """Something is due by the clock."""
 
     @abstractmethod
     def _pass(self, barrier: Barrier) -> None:
@@ -340,7 +160,20 @@ class AlignedSubtask(Subtask):
 
 
 class OperatorSubtask(AlignedSubtask):
-    """Runs a chain of operators over its aligned inputs."""
+    """Runs a chain of operators over its aligned inputs.
+
+    Args:
+        uid: See :class:`Subtask`.
+        report: See there.
+        gate: All input channels.
+        mode: Whether barriers are aligned.
+        chain: The operators, in order.
+        outputs: Where the results of the last one go.
+        side_outputs: By tag, where the side outputs of the first one go; what has no taker is dropped.
+        snapshots: Where cuts of state go.
+        inputs: For each channel, which of the first operator's inputs it belongs to; the only one when left out.
+        clock: Time.
+    """
 
     def __init__(
         self,
@@ -351,32 +184,83 @@ class OperatorSubtask(AlignedSubtask):
         chain: Sequence[Operator],
         outputs: Sequence[Output],
         snapshots: Channel | None = None,
+        *,
+        side_outputs: Mapping[str, Sequence[Output]] | None = None,
+        inputs: Sequence[int] | None = None,
+        clock: Clock | None = None,
     ) -> None:
         super().__init__(uid, report, gate, mode)
         self._chain = chain
         self._outputs = outputs
+        self._side_outputs = side_outputs or {}
         self._snapshots = snapshots
+        numbers = [0] * len(gate.channels) if inputs is None else inputs
+        self._entries = [chain[0].entry(number) for number in numbers]
+        self._watermarks = InputWatermarks(len(gate.channels))
+        self._clock = clock or SystemClock()
 
-    def _take(self, batch: pa.RecordBatch) -> None:
-        self._emit_through(self._chain, batch)
+    def resume(self, watermark: int) -> None:
+        """Begin where event time had come to at the restored checkpoint; called before the thread starts."""
+        self._watermarks.resume(watermark)
+        for operator in self._chain:
+            if isinstance(operator, StatefulOperator):
+                operator.resume(watermark)
+
+    def _take(self, index: int, batch: pa.RecordBatch) -> None:
+        self._emit_all(self._entries[index](batch), 0)
+
+    def _note_watermark(self, index: int, watermark: Watermark) -> None:
+        merged = self._watermarks.advance(index, watermark)
+        if merged is None:
+            return
+        if merged.time is not None:
+            for number, operator in enumerate(self._chain):
+                self._emit_all(operator.advance(merged.time), number)
+        send(self._outputs, merged)
+        for outputs in self._side_outputs.values():
+            send(outputs, merged)
+
+    def _until_due_s(self) -> float | None:
+        due = min((one.due for one in self._chain if one.due is not None), default=None)
+        return None if due is None else max(0.0, (due - microseconds_since_1970(self._clock.now())) / 1_000_000)
+
+    def _tick(self) -> None:
+        now = microseconds_since_1970(self._clock.now())
+        emitted = [self._emit_all(operator.tick(now), number) for number, operator in enumerate(self._chain)]
+        if any(emitted):
+            self._report(TimersFired(self.uid))
 
     def _pass(self, barrier: Barrier) -> None:
-        for number, operator in enumerate(self._chain, start=1):
-            for batch in operator.flush():
-                self._emit_through(self._chain[number:], batch)
-        _send(self._outputs, barrier)
+        for number, operator in enumerate(self._chain):
+            self._emit_all(operator.flush(), number)
+        send(self._outputs, barrier)
+        for outputs in self._side_outputs.values():
+            send(outputs, barrier)
         if self._snapshots is not None:
             for operator in self._chain:
                 if isinstance(operator, StatefulOperator):
                     self._snapshots.put(CutTaken(self.uid, barrier.checkpoint_id, operator.cut()))
 
-    def _emit_through(self, chain: Sequence[Operator], batch: pa.RecordBatch) -> None:
-        for result in _through(chain, batch):
-            if result.num_rows:
-                _send(self._outputs, result)
+    def _emit_all(self, results: Iterable[Emitted], number: int) -> bool:
+        """Send on what an operator of the chain has yielded, through those behind it; returns whether there was any."""
+        emitted = False
+        for result in results:
+            if isinstance(result, SideOutput):
+                if result.batch.num_rows:
+                    emitted = True
+                    send(self._side_outputs.get(result.tag, ()), result.batch)
+            elif result.num_rows:
+                emitted = True
+                if number + 1 == len(self._chain):
+                    send(self._outputs, result)
+                else:
+                    self._emit_all(self._chain[number + 1].process(result), number + 1)
+        return emitted
 
     def _end(self) -> None:
-        _send(self._outputs, EndOfInput())
+        send(self._outputs, EndOfInput())
+        for outputs in self._side_outputs.values():
+            send(outputs, EndOfInput())
         if self._snapshots is not None:
             self._snapshots.put(EndOfInput())
 
@@ -384,14 +268,6 @@ class OperatorSubtask(AlignedSubtask):
         """See :meth:`Subtask.close`."""
         for operator in self._chain:
             operator.close()
-
-
-def _through(chain: Sequence[Operator], batch: pa.RecordBatch) -> Iterable[pa.RecordBatch]:
-    if not chain:
-        return (batch,)
-    return (
-        result for between in chain[0].process(batch) if between.num_rows for result in _through(chain[1:], between)
-    )
 
 
 class SnapshotSubtask(Subtask):
@@ -426,7 +302,7 @@ class SnapshotSubtask(Subtask):
         self._emit("state.snapshotting", uid=taken.subtask, checkpoint=taken.checkpoint_id)
         chunks = [_encoded(cut.uid, fragment) for fragment in cut.fragments]
         self._emit("state.snapshotted", uid=taken.subtask, checkpoint=taken.checkpoint_id)
-        self._report(StateSnapshotted(taken.subtask, taken.checkpoint_id, cut.uid, chunks, cut.chunks))
+        self._report(StateSnapshotted(taken.subtask, taken.checkpoint_id, cut.uid, chunks, cut.summary))
 
     def close(self) -> None:
         """See :meth:`Subtask.close`."""
@@ -449,7 +325,7 @@ class SinkSubtask(AlignedSubtask):
         self._emit = emit
         self._rows_reported = 0
 
-    def _take(self, batch: pa.RecordBatch) -> None:
+    def _take(self, _index: int, batch: pa.RecordBatch) -> None:
         self._writer.write(batch)
 
     def _pass(self, barrier: Barrier) -> None:

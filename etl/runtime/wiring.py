@@ -13,19 +13,18 @@ from etl.runtime.channel import Channel, InputGate
 from etl.runtime.environment import RunEnvironment
 from etl.runtime.plan import Chain, chains_of
 from etl.runtime.recovery import SinkPart
+from etl.runtime.source_subtask import SourceSettings, SourceSubtask
 from etl.runtime.subtask import (
     OperatorSubtask,
     Output,
     Report,
     SinkSubtask,
     SnapshotSubtask,
-    SourceSettings,
-    SourceSubtask,
     Subtask,
 )
 from etl.sink import Emit
 from etl.source import Position, SourceContext
-from etl.state import Fragment, StatefulOperator, ranks
+from etl.state import Fragment, RestoredState, StatefulOperator, ranks
 
 Positions = Mapping[str, Mapping[str, Position]]
 """By uid of a source and id of a split where the next read starts."""
@@ -93,7 +92,7 @@ def wire(
     environment: RunEnvironment,
     parts: Sequence[SinkPart],
     positions: Positions,
-    stored: dict[str, list[Fragment]],
+    stored: dict[str, RestoredState],
 ) -> list[SourceSubtask]:
     """Make all subtasks of an attempt.
 
@@ -133,7 +132,7 @@ def _wire_source(wiring: Wiring, environment: RunEnvironment, node: SourceNode, 
     return subtask
 
 
-def wire_chains(wiring: Wiring, job: Job, graph: JobGraph, stored: dict[str, list[Fragment]]) -> None:
+def wire_chains(wiring: Wiring, job: Job, graph: JobGraph, stored: dict[str, RestoredState]) -> None:
     """Make the subtasks between sources and sinks.
 
     Args:
@@ -148,17 +147,19 @@ def wire_chains(wiring: Wiring, job: Job, graph: JobGraph, stored: dict[str, lis
         gates = wiring.exchange(chain.inputs, chain.parallelism, _key_columns(graph, chain))
         outputs = wiring.produce(chain.id, chain.parallelism)
         # Taken out: what is restored lies in the operators' own columns and is not kept a second time.
-        fragments = stored.pop(chain.stateful.uid, []) if chain.stateful is not None else []
+        restored = stored.pop(chain.stateful.uid, None) if chain.stateful is not None else None
         for number, gate in enumerate(gates):
             operators = _operators(graph, chain)
             snapshots = next(cuts) if chain.stateful is not None else None
             uid = chain.subtask_uid(number)
-            wiring.subtasks.append(
-                OperatorSubtask(uid, wiring.report, gate, job.mode, operators, outputs[number], snapshots)
-            )
+            subtask = OperatorSubtask(uid, wiring.report, gate, job.mode, operators, outputs[number], snapshots)
+            wiring.subtasks.append(subtask)
             if chain.stateful is not None:
                 wiring.stateful.append(uid)
-                _restore(operators[0], fragments, number, chain.parallelism)
+            if restored is not None:
+                _restore(operators[0], restored.fragments, number, chain.parallelism)
+                if restored.watermark is not None:
+                    subtask.resume(restored.watermark)
 
 
 def _wire_snapshots(wiring: Wiring, chains: Sequence[Chain]) -> Sequence[Channel]:

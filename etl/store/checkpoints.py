@@ -13,7 +13,7 @@ from sqlalchemy.dialects.postgresql import JSONB, distinct_on
 from etl.errors import FencedError
 from etl.sink import Committable
 from etl.source import Position
-from etl.state import StateChunk
+from etl.state import StateChunk, StateSummary
 from etl.store import state, tables
 from etl.store.database import StoreConnection
 from etl.store.lease import Lease
@@ -58,7 +58,7 @@ class CompletedCheckpoint:
         rows_written: Rows of this checkpoint by sink uid.
         duration_ms: From trigger to the last acknowledgement.
         state: What operators remember, as far as it has changed.
-        chunks: By uid of an operator, how many chunks a restore of its state reads.
+        summaries: By uid of an operator, its state in a few figures.
         states: The same with what else is recorded of each operator.
     """
 
@@ -70,7 +70,7 @@ class CompletedCheckpoint:
     rows_written: Mapping[str, int]
     duration_ms: int
     state: Sequence[StateChunk] = ()
-    chunks: Mapping[str, int] = field(default_factory=dict)
+    summaries: Mapping[str, StateSummary] = field(default_factory=dict)
     states: Mapping[str, OperatorState] = field(default_factory=dict)
 
 

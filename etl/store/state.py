@@ -62,11 +62,15 @@ class OperatorState:
         since: The first checkpoint that this state was part of; what the operator has stored before, in an earlier
             life, is no part of it.
         declared: What the operator does, for people.
+        watermark: See :class:`etl.state.StateSummary`.
+        late_rows: How many rows have come too late since then.
     """
 
     chunks: int
     since: int
     declared: str
+    watermark: int | None = None
+    late_rows: int = 0
 
 
 def operator_states(stored: object) -> dict[str, OperatorState]:

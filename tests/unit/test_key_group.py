@@ -18,6 +18,7 @@ from etl.key_group import (
     groups_of_hashes,
     groups_of_subtask,
     hash_keys,
+    hash_within_groups,
     subtasks_of_hashes,
 )
 from etl.keyed import PARALLELISM_MAX
@@ -160,3 +161,12 @@ def test_every_group_has_exactly_one_owner(parallelism: int) -> None:
 
 def test_parallelism_ends_with_the_number_of_groups() -> None:
     assert PARALLELISM_MAX == KEY_GROUPS
+
+
+def test_parts_of_a_key_lie_in_its_group() -> None:
+    keys = pa.array([f"k{number % 50}" for number in range(500)])
+    windows = pa.array(range(500), pa.int64())
+    within = hash_within_groups([keys, windows], 1)
+    assert (groups_of_hashes(within) == groups_of_hashes(hash_keys([keys]))).all()
+    assert len(set(within.tolist())) == 500
+    assert (hash_within_groups([keys, windows], 2) == hash_keys([keys, windows])).all()

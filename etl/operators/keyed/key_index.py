@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from etl.key_group import Hashes, hash_keys
+from etl.key_group import Hashes, hash_within_groups
 from etl.operators.keyed.columns import ComparableColumn, Flags, Ids, state_column
 
 _EMPTY = -1
@@ -40,9 +40,11 @@ class KeyIndex:
 
     Args:
         types: Arrow types of the key columns.
+        grouped_by: How many of them, from the first on, decide about the key group; all when None.
     """
 
-    def __init__(self, types: Sequence[pa.DataType]) -> None:
+    def __init__(self, types: Sequence[pa.DataType], grouped_by: int | None = None) -> None:
+        self._grouped_by = len(types) if grouped_by is None else grouped_by
         self._columns: tuple[ComparableColumn, ...] = tuple(state_column(arrow) for arrow in types)
         self._hashes: Hashes = np.zeros(0, dtype=np.uint64)
         self._slots: Ids = np.full(_SLOTS_MIN, _EMPTY, dtype=np.int64)
@@ -70,7 +72,7 @@ class KeyIndex:
         Args:
             keys: One array a column; no key may come twice.
         """
-        hashes = hash_keys(keys)
+        hashes = self._hash(keys)
         ids = self._find(keys, hashes)
         missing = np.flatnonzero(ids == _EMPTY)
         new = np.zeros(len(ids), dtype=np.bool_)
@@ -82,7 +84,10 @@ class KeyIndex:
 
     def find(self, keys: Sequence[pa.Array]) -> Ids:
         """The id of each key, -1 where there is none; a key may come many times."""
-        return self._find(keys, hash_keys(keys))
+        return self._find(keys, self._hash(keys))
+
+    def _hash(self, keys: Sequence[pa.Array]) -> Hashes:
+        return hash_within_groups(keys, self._grouped_by)
 
     def keys(self, ids: Ids) -> list[pa.Array]:
         """The keys of these ids, one array a column."""

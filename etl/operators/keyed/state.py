@@ -12,7 +12,7 @@ from etl.errors import StateError
 from etl.key_group import KEY_GROUPS, groups_of_hashes
 from etl.operators.keyed.columns import Flags, Ids, StateColumn
 from etl.operators.keyed.key_index import KeyIndex, Numbered
-from etl.state import Fragment, StateCut
+from etl.state import Fragment, StateCut, StateSummary
 
 REMOVED = "removed"
 """Column of a fragment: whether the key is there no more; only where what it was is in an earlier chunk."""
@@ -69,11 +69,19 @@ class KeyedState:
         uid: The operator.
         keys: Name and type of the key's columns.
         columns: The columns of the state by name; the caller reads and writes them by id.
+        grouped_by: How many of the key's columns, from the first on, decide about the key group: those by which rows
+            are exchanged. All when None.
     """
 
-    def __init__(self, uid: str, keys: Mapping[str, pa.DataType], columns: Mapping[str, StateColumn]) -> None:
+    def __init__(
+        self,
+        uid: str,
+        keys: Mapping[str, pa.DataType],
+        columns: Mapping[str, StateColumn],
+        grouped_by: int | None = None,
+    ) -> None:
         self._uid = uid
-        self._index = KeyIndex(list(keys.values()))
+        self._index = KeyIndex(list(keys.values()), grouped_by)
         self._columns = dict(columns)
         self._changed = ChangedIds()
         self._removed: Flags = np.zeros(0, dtype=np.bool_)
@@ -164,11 +172,20 @@ class KeyedState:
         self._stored[ids] = True
         self._forget(ids[np.asarray(removed)])
 
-    def cut(self) -> StateCut:
-        """See :meth:`etl.state.StatefulOperator.cut`."""
+    def cut(self, watermark: int | None = None, late_rows: int = 0) -> StateCut:
+        """See :meth:`etl.state.StatefulOperator.cut`.
+
+        Args:
+            watermark: See :class:`etl.state.StateSummary`.
+            late_rows: See there.
+        """
+        fragments = self._changed_fragments()
+        return StateCut(self._uid, fragments, StateSummary(self._chains.chunks, watermark, late_rows))
+
+    def _changed_fragments(self) -> Sequence[Fragment]:
         changed = self._changed.take()
         if not len(changed):
-            return StateCut(self._uid, (), self._chains.chunks)
+            return ()
         groups = groups_of_hashes(self._index.hashes(changed))
         changes = np.bincount(groups, minlength=KEY_GROUPS)
         is_full = self._chains.next_is_full(changes)
@@ -179,7 +196,7 @@ class KeyedState:
         fragments = self._fragments(ids, np.flatnonzero(changes), is_full)
         self._stored[ids] = True
         self._forget(changed[self._removed[changed]])
-        return StateCut(self._uid, fragments, self._chains.chunks)
+        return fragments
 
     def _forget(self, ids: Ids) -> None:
         self._removed[ids] = False

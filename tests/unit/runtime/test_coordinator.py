@@ -30,7 +30,7 @@ from etl.runtime.message import (
     UnitStaged,
 )
 from etl.sink import CheckpointMode, Committable, Committer
-from etl.state import StateChunk
+from etl.state import StateChunk, StateSummary
 from etl.store.checkpoints import CompletedCheckpoint
 from etl.store.tables import Trigger
 
@@ -169,7 +169,7 @@ def test_coordinator_waits_for_every_acknowledgement() -> None:
 
 def remembered(subtask: str, number: int, *chunks: int) -> Message:
     made = [StateChunk("totals", group, 0, 1, b"", b"") for group in chunks]
-    return StateSnapshotted(subtask, number, "totals", made, len(made) + 2)
+    return StateSnapshotted(subtask, number, "totals", made, StateSummary(len(made) + 2, 10 * len(made), 1))
 
 
 def test_coordinator_waits_for_the_state_of_every_subtask() -> None:
@@ -183,7 +183,7 @@ def test_coordinator_waits_for_the_state_of_every_subtask() -> None:
     done.run()
 
     assert [chunk.key_group for chunk in done.completed[0].state] == [3, 70, 71]
-    assert done.completed[0].chunks == {"totals": 7}
+    assert done.completed[0].summaries == {"totals": StateSummary(chunks=7, watermark=20, late_rows=2)}
 
 
 def test_coordinator_triggers_when_a_source_has_filled_its_unit() -> None:

@@ -157,7 +157,7 @@ def _store(running: AggregateOperator, chains: dict[int, list[Fragment]]) -> Non
             chains[fragment.key_group] = []
         chains[fragment.key_group].append(stored)
         assert fragment.sequence == len(chains[fragment.key_group]) - 1
-    assert cut.chunks == sum(map(len, chains.values()))
+    assert cut.summary.chunks == sum(map(len, chains.values()))
 
 
 def _restored(transformation: Aggregate, chains: dict[int, list[Fragment]]) -> AggregateOperator:

@@ -113,7 +113,7 @@ def feed(running: StatefulOperator, rows: list[tuple[Any, ...]]) -> list[dict[st
     arrow = SCHEMA.to_arrow()
     columns = [pa.array(values, field.type) for values, field in zip(zip(*rows, strict=True), arrow, strict=True)]
     emitted = [*running.process(pa.RecordBatch.from_arrays(columns, schema=arrow)), *running.flush()]
-    return [one for batch in emitted for one in batch.to_pylist()]
+    return [one for batch in emitted if isinstance(batch, pa.RecordBatch) for one in batch.to_pylist()]
 
 
 def chunks(name: str) -> list[tuple[str, Fragment]]:

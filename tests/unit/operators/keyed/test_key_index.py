@@ -68,7 +68,7 @@ def test_table_does_not_grow_when_keys_come_and_go() -> None:
 
 
 def test_equal_hashes_are_not_taken_for_equal_keys(monkeypatch: Any) -> None:
-    monkeypatch.setattr(key_index, "hash_keys", lambda keys: np.full(len(keys[0]), 7, dtype=np.uint64))
+    monkeypatch.setattr(key_index, "hash_within_groups", lambda keys, _: np.full(len(keys[0]), 7, dtype=np.uint64))
     index = KeyIndex([pa.int64()])
 
     first = index.add([pa.array(range(50))])

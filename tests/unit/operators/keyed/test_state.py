@@ -57,7 +57,7 @@ def cut_into(keeper: Keeper, chains: dict[int, list[Fragment]]) -> None:
             assert not any(rows["removed"].to_pylist())
         chains[fragment.key_group].append(Fragment(fragment.key_group, fragment.sequence, rows))
         assert fragment.sequence == len(chains[fragment.key_group]) - 1
-    assert cut.chunks == sum(map(len, chains.values()))
+    assert cut.summary.chunks == sum(map(len, chains.values()))
 
 
 def restored(chains: dict[int, list[Fragment]]) -> Keeper:

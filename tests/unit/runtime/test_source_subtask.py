@@ -14,7 +14,7 @@ import pytest
 
 from etl.errors import InternalError
 from etl.runtime.message import Failed, Finish, Message, SourceDry, SubtaskEnded
-from etl.runtime.subtask import FOLLOW_POLL_S, SourceSettings, SourceSubtask
+from etl.runtime.source_subtask import FOLLOW_POLL_S, SourceSettings, SourceSubtask
 from etl.source import Position, SourceReader, Split, SplitEnumerator
 from tests.support.scripted import COLUMNS
 
