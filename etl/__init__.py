@@ -21,8 +21,9 @@ if TYPE_CHECKING:
         StateError,
         TransientError,
     )
+    from etl.event_time import EventTime
     from etl.graph import JobGraph
-    from etl.job import Job, KeyedStream, Stream
+    from etl.job import Job, KeyedStream, ResultStream, Stream
     from etl.keyed import Emission, ListState, MapState, ValueState
     from etl.policy import CheckpointPolicy, RestartPolicy
     from etl.sink import CheckpointMode
@@ -35,6 +36,7 @@ __all__ = [
     "DatabaseUnreachableError",
     "Emission",
     "EtlError",
+    "EventTime",
     "FenceBlockedError",
     "FencedError",
     "InternalError",
@@ -45,6 +47,7 @@ __all__ = [
     "MapState",
     "RecordError",
     "RestartPolicy",
+    "ResultStream",
     "StateError",
     "Stream",
     "TransientError",
@@ -55,12 +58,14 @@ _HOMES = {
     "CheckpointMode": "etl.sink",
     "CheckpointPolicy": "etl.policy",
     "Emission": "etl.keyed",
+    "EventTime": "etl.event_time",
     "Job": "etl.job",
     "JobGraph": "etl.graph",
     "KeyedStream": "etl.job",
     "ListState": "etl.keyed",
     "MapState": "etl.keyed",
     "RestartPolicy": "etl.policy",
+    "ResultStream": "etl.job",
     "Stream": "etl.job",
     "ValueState": "etl.keyed",
 }

@@ -15,12 +15,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from etl.errors import Finding
+from etl.lazy import LazyModule
 from etl.schema import PostgresType, Schema
+
+if TYPE_CHECKING:
+    import pyarrow.compute as pc
+else:
+    pc = LazyModule("pyarrow.compute")
 
 FOREVER = (1 << 63) - 1
 """A watermark that closes everything: whatever is still open is closed on purpose."""

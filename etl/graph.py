@@ -11,11 +11,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from etl.errors import ConfigurationError, Finding
+from etl.event_time import EventTime
 from etl.keyed import Aggregate, Deduplicate, Stateful
 from etl.schema import Schema
 from etl.sink import Sink
 from etl.source import Source
-from etl.transformation import Location, Transformation, Union
+from etl.transformation import Location, SideStream, Transformation, Union
 
 SNAPSHOT_UID = "etl-snapshots"
 """Name of the subtask that encodes state."""
@@ -33,6 +34,7 @@ class SourceNode:
     source: Source
     schema: Schema
     location: Location
+    event_time: EventTime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +149,7 @@ class DeclaredSource:
     uid: str
     source: Source
     location: Location
+    event_time: EventTime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +222,13 @@ class _Builder:
         except ConfigurationError as error:
             self._adopt(f'source "{declared.uid}"', error)
             return None
-        return SourceNode(declared.uid, declared.uid, declared.source, schema, declared.location)
+        subject, event_time = f'source "{declared.uid}" at {declared.location}', declared.event_time
+        if event_time is not None and not _is_a(event_time, EventTime):
+            problem = f"event_time is {type(event_time).__name__}"
+            self.findings.append(Finding(subject, problem, 'give EventTime("…", out_of_orderness=timedelta(…))'))
+        elif event_time is not None:
+            self.findings += event_time.findings(subject, schema)
+        return SourceNode(declared.uid, declared.uid, declared.source, schema, declared.location, event_time)
 
     def _transformation(self, declared: DeclaredTransformation) -> TransformationNode | None:
         transformation = declared.transformation
@@ -227,6 +236,8 @@ class _Builder:
         inputs = [self._built[index] for index in declared.inputs if index in self._built]
         if len(inputs) < len(declared.inputs):
             return None
+        if isinstance(transformation, SideStream):
+            return self._side_stream(transformation, inputs[0])
         if isinstance(transformation, Union) and len(set(declared.inputs)) < len(inputs):
             cure = "unite different streams; flat_map can yield a row twice"
             self.findings.append(transformation.finding("a stream is united with itself", cure))
@@ -239,21 +250,57 @@ class _Builder:
         origins = tuple(node.id for node in inputs)
         if isinstance(transformation, Stateful):
             node = OperatorNode(node_id, transformation, origins, schema)
-            return node if self._aggregates_events(node) else None
+            return node if self._aggregates_events(node) and self._knows_event_time(node) else None
         return TransformationNode(node_id, transformation, origins, schema)
+
+    def _side_stream(self, transformation: SideStream, operator: Node) -> TransformationNode | None:
+        assert isinstance(operator, OperatorNode)
+        try:
+            inputs = [self._node_of(node_id).schema for node_id in operator.inputs]
+            schema = operator.transformation.side_schema(transformation.tag, inputs)
+        except ConfigurationError as error:
+            self._adopt(str(transformation), error)
+            return None
+        return TransformationNode(self._fresh_id(transformation.tag), transformation, (operator.id,), schema)
+
+    def _node_of(self, node_id: str) -> Node:
+        return next(node for node in self._built.values() if node.id == node_id)
+
+    def _knows_event_time(self, node: OperatorNode) -> bool:
+        """Whether event time ever comes to an operator that waits for it."""
+        if not node.transformation.event_time_columns:
+            return True
+        findings = list(node.transformation.event_time_findings([self._node_of(one).schema for one in node.inputs]))
+        graph = JobGraph((*self._built.values(), node))
+        for one in graph.upstream(node.id):
+            if isinstance(one, SourceNode) and one.event_time is None:
+                problem = f'its rows come from source "{one.uid}", which does not say when they happened'
+                cure = f'add event_time=EventTime("…") to job.read("{one.uid}", …) at {one.location}'
+                findings.append(node.transformation.finding(problem, cure))
+        self.findings += findings
+        return not findings
 
     def _aggregates_events(self, node: OperatorNode) -> bool:
         """Results are emitted again whenever they change: who adds them up, or keeps the first, goes by checkpoints."""
         if not isinstance(node.transformation, Aggregate | Deduplicate):
             return True
-        graph = JobGraph(tuple(self._built.values()))
-        before = [one for input_id in node.inputs for one in graph.upstream(input_id)]
+        before = [one for input_id in node.inputs for one in self._made_of(input_id)]
         results = [one for one in before if isinstance(one, OperatorNode) and isinstance(one.transformation, Aggregate)]
         for one in results:
             problem = f'it would take each of the results of "{one.uid}" again whenever it changes'
             cure = "use the rows that those results are made of, or look at results with process(…)"
             self.findings.append(node.transformation.finding(problem, cure))
         return not results
+
+    def _made_of(self, node_id: str) -> Iterable[Node]:
+        """The node and everything that its rows are made of; what goes by an operator's side is none of its results."""
+        node = self._node_of(node_id)
+        yield node
+        inputs = inputs_of(node)
+        if isinstance(node, TransformationNode) and isinstance(node.transformation, SideStream):
+            inputs = inputs_of(self._node_of(inputs[0]))
+        for one in inputs:
+            yield from self._made_of(one)
 
     def _sink(self, declared: DeclaredSink) -> SinkNode | None:
         if not _is_a(declared.sink, Sink):

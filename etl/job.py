@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from etl.errors import ConfigurationError, Finding
+from etl.event_time import EventTime
 from etl.graph import Declaration, DeclaredSink, DeclaredSource, DeclaredTransformation, JobGraph, build_graph
 from etl.keyed import (
     PARALLELISM_MAX,
@@ -23,6 +24,7 @@ from etl.keyed import (
     StateSpec,
 )
 from etl.lazy import LazyModule
+from etl.operator import LATE
 from etl.policy import CheckpointPolicy, RestartPolicy
 from etl.schedule import schedule_problem
 from etl.sink import CheckpointMode, Sink
@@ -40,6 +42,7 @@ from etl.transformation import (
     RowsFunction,
     RowValue,
     Select,
+    SideStream,
     Transformation,
     Union,
     WithColumns,
@@ -96,14 +99,16 @@ class Job:
         self.module_file = Path(Location.of_caller().file)
         self._declarations: list[Declaration] = []
 
-    def read(self, uid: str, source: Source) -> Stream:
+    def read(self, uid: str, source: Source, *, event_time: EventTime | None = None) -> Stream:
         """A stream of the source's rows.
 
         Args:
             uid: Name of the source within the job; its positions are stored under it.
             source: What to read, e.g. ``CsvFiles(…)``.
+            event_time: Which column says when a row happened, and how much later it may come; needed where anything
+                is done by event time.
         """
-        return self._declare(DeclaredSource(uid, source, Location.of_caller()))
+        return self._declare(DeclaredSource(uid, source, Location.of_caller(), event_time))
 
     def graph(self) -> JobGraph:
         """Validate the job.
@@ -306,6 +311,24 @@ class Stream:
 
     def __repr__(self) -> str:
         return f"Stream({self._job!r}, {self._index})"
+
+
+class ResultStream(Stream):
+    """What an operator that works by event time yields."""
+
+    def __init__(self, job: Job, index: int) -> None:
+        super().__init__(job, index)
+        self._late: Stream | None = None
+
+    @property
+    def late(self) -> Stream:
+        """The rows that came after what they belong to was closed, with the columns that they had before the operator.
+
+        Without this they are counted, and dropped.
+        """
+        if self._late is None:
+            self._late = self._then(SideStream(Location.of_caller(), LATE))
+        return self._late
 
 
 class KeyedStream:

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from etl.errors import ConfigurationError, Finding
+from etl.event_time import is_event_time
 from etl.lazy import LazyModule
+from etl.operator import LATE
 from etl.schema import Field, PostgresType, Schema, name_findings
 from etl.transformation import (
     Row,
@@ -99,6 +101,35 @@ class Stateful(Transformation):
     keys: tuple[str, ...]
     _: KW_ONLY
     parallelism: int | None = None
+
+    @property
+    def event_time_columns(self) -> tuple[str, ...]:
+        """For each input the column that says when a row happened; empty where event time does not matter."""
+        return ()
+
+    @property
+    def keys_of_inputs(self) -> tuple[tuple[str, ...], ...]:
+        """For each input the columns that make the key there."""
+        return (self.keys,)
+
+    def side_schema(self, tag: str, inputs: Sequence[Schema]) -> Schema:
+        """The columns of a side output: of late rows those of the input.
+
+        Raises:
+            ConfigurationError: There is none of this tag.
+        """
+        if tag != LATE or not self.event_time_columns:
+            raise self.refusal(f"it has no side output {tag!r}", "only what works by event time has late rows")
+        return inputs[0]
+
+    def event_time_findings(self, inputs: Sequence[Schema]) -> Iterable[Finding]:
+        """What is wrong with the columns of event time."""
+        for column, schema in zip(self.event_time_columns, inputs, strict=False):
+            if column not in schema:
+                yield self.finding(f"event time {column!r} is no column here", f"choose from: {schema}")
+            elif not is_event_time(schema[column]):
+                problem = f'event time "{column}" is {schema[column]}, not a moment'
+                yield self.finding(problem, "name a column of type timestamptz, timestamp or date")
 
     def key_fields(self, schema: Schema) -> tuple[Field, ...]:
         """The key's columns.

@@ -254,6 +254,27 @@ class MapBatches(Transformation):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class SideStream(Transformation):
+    """What leaves the operator before it by one of its side outputs; nothing is done to the rows.
+
+    Attributes:
+        tag: Which side output.
+    """
+
+    kind = "side output"
+
+    tag: str
+
+    def output_schema(self, inputs: Sequence[Schema]) -> Schema:
+        """That of the side output, which it is given."""
+        return inputs[0]
+
+    def describe(self) -> str:
+        """The tag."""
+        return f"side output {self.tag}"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Union(Transformation):
     """The rows of several streams with the same columns; the order between the streams is not defined."""
 

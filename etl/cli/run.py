@@ -257,6 +257,7 @@ class Runner:
 @click.command()
 @click.argument("jobs", nargs=-1, required=True, metavar="JOB...")
 @click.option("--follow", is_flag=True, help="Go on for new data until stopped.")
+@click.option("--drain", is_flag=True, help="Close what is still open in event time when everything is read.")
 @click.option("--json", "as_json", is_flag=True, help="Print one summary object a job on stdout, one a line.")
 @click.option("--quiet", is_flag=True, help="Say nothing unless something fails.")
 @click.option(
@@ -279,6 +280,7 @@ def run(
     context: click.Context,
     jobs: tuple[str, ...],
     follow: bool,
+    drain: bool,
     as_json: bool,
     quiet: bool,
     if_running: str,
@@ -291,6 +293,8 @@ def run(
     Several jobs run one after the other, with --follow all at once; each is tried, and the exit code
     is that of the first failure.
     """
+    if drain and follow:
+        raise click.UsageError("--drain closes what is open when everything is read, and --follow never is done")
     invocation = context.find_object(Invocation) or Invocation()
     invocation.debug = invocation.debug or debug
     outcomes = Outcomes(as_json=as_json)
@@ -302,7 +306,9 @@ def run(
         listen_again(signals)
         if loaded:
             with choose_reporter(quiet=quiet, follow=follow) as reporter:
-                options = RunOptions(follow=follow, owner_timeout_s=owner_timeout_s, if_running=IfRunning(if_running))
+                options = RunOptions(
+                    follow=follow, drain=drain, owner_timeout_s=owner_timeout_s, if_running=IfRunning(if_running)
+                )
                 Runner(settings, options, signals, reporter, outcomes, invocation.debug).run_all(loaded)
     context.exit(outcomes.exit_code(asked, signals.received))
 

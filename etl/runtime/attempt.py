@@ -279,7 +279,7 @@ class Attempt:
         resources: ExitStack,
     ) -> None:
         environment = self._environment
-        wiring = Wiring(self._inbox.put, self._emit)
+        wiring = Wiring(self._inbox.put, self._emit, environment.clock)
         try:
             sources = wire(wiring, environment, parts, restored.positions, stored)
         except BaseException:

@@ -24,6 +24,7 @@ class RunEnvironment:
         store: The store database.
         databases: Named target databases.
         follow: Whether sources go on for new data.
+        drain: Whether what is still open in event time is closed when everything is read.
         owner_timeout_s: How long the heartbeat may stand still before another run takes over.
         clock: Time.
         telemetry: Where steps are announced.
@@ -37,6 +38,7 @@ class RunEnvironment:
     store: Database
     databases: Mapping[str, Database]
     follow: bool
+    drain: bool
     owner_timeout_s: float
     clock: Clock
     telemetry: Telemetry

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from etl.graph import JobGraph, TransformationNode
 from etl.keyed import Stateful
+from etl.transformation import SideStream
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,12 +20,14 @@ class Chain:
         nodes: In order of execution.
         parallelism: How many subtasks run it. Rows are exchanged by the first node's key where it has one; without a
             key there is one subtask.
+        sides: By tag of a side output of the first node, the id under which consumers find it.
     """
 
     id: str
     inputs: tuple[str, ...]
     nodes: tuple[TransformationNode, ...]
     parallelism: int = 1
+    sides: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def stateful(self) -> Stateful | None:
@@ -44,16 +48,28 @@ def chains_of(graph: JobGraph, parallelism: int = 1) -> tuple[Chain, ...]:
         parallelism: Of stateful transformations that declare none.
     """
     chains: dict[str, Chain] = {}
+    sides = _sides_of(graph)
+    by_side = {node_id for of_operator in sides.values() for node_id in of_operator.values()}
     for node in graph.nodes:
-        if not isinstance(node, TransformationNode):
+        if not isinstance(node, TransformationNode) or node.id in by_side:
             continue
         transformation = node.transformation
         before = chains.get(node.inputs[0])
         if isinstance(transformation, Stateful):
-            chains[node.id] = Chain(node.id, node.inputs, (node,), transformation.parallelism or parallelism)
-        elif before is not None and len(node.inputs) == 1 and graph.consumers(before.id) == (node.id,):
+            subtasks = transformation.parallelism or parallelism
+            chains[node.id] = Chain(node.id, node.inputs, (node,), subtasks, sides.get(node.id, {}))
+        elif before is not None and len(node.inputs) == 1 and set(graph.consumers(before.id)) - by_side == {node.id}:
             del chains[before.id]
-            chains[node.id] = Chain(node.id, before.inputs, (*before.nodes, node), before.parallelism)
+            chains[node.id] = replace(before, id=node.id, nodes=(*before.nodes, node))
         else:
             chains[node.id] = Chain(node.id, node.inputs, (node,))
     return tuple(chains.values())
+
+
+def _sides_of(graph: JobGraph) -> dict[str, dict[str, str]]:
+    """By id of an operator and tag of a side output, the id of the node that stands for it."""
+    sides: dict[str, dict[str, str]] = {}
+    for node in graph.nodes:
+        if isinstance(node, TransformationNode) and isinstance(node.transformation, SideStream):
+            sides.setdefault(node.inputs[0], {})[node.transformation.tag] = node.id
+    return sides

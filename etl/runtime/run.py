@@ -49,6 +49,7 @@ class RunOptions:
 
     Attributes:
         follow: Go on for new data instead of ending when everything is read.
+        drain: Close what is still open in event time when everything is read.
         owner_timeout_s: Overrides the job's.
         if_running: What to do when another run owns the job.
         monitor: Where live figures are kept.
@@ -57,6 +58,7 @@ class RunOptions:
     """
 
     follow: bool = False
+    drain: bool = False
     owner_timeout_s: float | None = None
     if_running: IfRunning = IfRunning.FAIL
     monitor: RunMonitor = field(default_factory=RunMonitor)
@@ -104,6 +106,7 @@ def run_job(
                 store=store.for_run(unit_time_s, watchdog),
                 databases={name: database.for_run(unit_time_s, watchdog) for name, database in databases.items()},
                 follow=options.follow,
+                drain=options.drain,
                 owner_timeout_s=owner_timeout_s,
                 clock=options.clock,
                 telemetry=telemetry,

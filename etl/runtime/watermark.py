@@ -212,4 +212,10 @@ def _shown(time: int | None) -> str | None:
 
 
 def _parsed(text: str | None) -> int | None:
-    return None if text is None else int(np.datetime64(text, "us").astype(np.int64))
+    if text is None:
+        return None
+    time = int(np.datetime64(text, "us").astype(np.int64))
+    if _shown(time) != text:
+        # NumPy knows more spellings than are written here, "now" among them.
+        raise ValueError(f"{text!r} is not as it was written")
+    return time

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
+from etl.clock import Clock
 from etl.graph import SNAPSHOT_UID, JobGraph, SourceNode
 from etl.job import Job
 from etl.operator import Operator
@@ -37,6 +38,7 @@ class Wiring:
     Attributes:
         report: Where subtasks report to.
         emit: Where they announce steps.
+        clock: Their time.
         subtasks: Those made so far.
         stateful: Names of those that keep state.
         gates: All input gates.
@@ -44,6 +46,7 @@ class Wiring:
 
     report: Report
     emit: Emit
+    clock: Clock
     subtasks: list[Subtask] = field(default_factory=list)
     stateful: list[str] = field(default_factory=list)
     gates: list[InputGate] = field(default_factory=list)
@@ -61,18 +64,29 @@ class Wiring:
             outputs.append(channel)
         return gate
 
-    def exchange(self, inputs: Sequence[str], parallelism: int, keys: Sequence[int]) -> list[InputGate]:
-        """For each of several subtasks a gate with a channel from each subtask of the given nodes, by key."""
+    def exchange(self, inputs: Sequence[str], parallelism: int, keys: Sequence[Sequence[int]]) -> list[InputGate]:
+        """For each of several subtasks a gate with a channel from each subtask of the given nodes.
+
+        Args:
+            inputs: The nodes.
+            parallelism: Number of subtasks.
+            keys: For each node the numbers of its columns by which rows are exchanged.
+        """
         if parallelism == 1:
             return [self.gate(inputs)]
         # Imported here: jobs without keyed state do not wait for NumPy.
         from etl.runtime.exchange import HashExchange
 
+        numbers = self.input_numbers(inputs)
+        gates = [self.open_gate(len(numbers)) for _ in range(parallelism)]
         feeds = [outputs for node_id in inputs for outputs in self._outputs[node_id]]
-        gates = [self.open_gate(len(feeds)) for _ in range(parallelism)]
-        for number, outputs in enumerate(feeds):
-            outputs.append(HashExchange([gate.channels[number] for gate in gates], keys))
+        for channel, (number, outputs) in enumerate(zip(numbers, feeds, strict=True)):
+            outputs.append(HashExchange([gate.channels[channel] for gate in gates], keys[number]))
         return gates
+
+    def input_numbers(self, inputs: Sequence[str]) -> list[int]:
+        """For each channel of a gate with these inputs, which of them it belongs to."""
+        return [number for number, node_id in enumerate(inputs) for _ in self._outputs[node_id]]
 
     def open_gate(self, inputs: int) -> InputGate:
         """A gate with so many channels, which the caller feeds."""
@@ -125,7 +139,14 @@ def _wire_source(wiring: Wiring, environment: RunEnvironment, node: SourceNode, 
         node.source.create_reader(context),
         positions.get(node.uid, {}),
         wiring.produce(node.id)[0],
-        SourceSettings(node.schema.to_arrow(), environment.job.checkpoint.rows, environment.follow),
+        SourceSettings(
+            node.schema.to_arrow(),
+            environment.job.checkpoint.rows,
+            environment.follow,
+            environment.clock,
+            node.event_time,
+            environment.drain,
+        ),
         wiring.emit,
     )
     wiring.subtasks.append(subtask)
@@ -152,7 +173,20 @@ def wire_chains(wiring: Wiring, job: Job, graph: JobGraph, stored: dict[str, Res
             operators = _operators(graph, chain)
             snapshots = next(cuts) if chain.stateful is not None else None
             uid = chain.subtask_uid(number)
-            subtask = OperatorSubtask(uid, wiring.report, gate, job.mode, operators, outputs[number], snapshots)
+            subtask = OperatorSubtask(
+                uid,
+                wiring.report,
+                gate,
+                job.mode,
+                operators,
+                outputs[number],
+                snapshots,
+                side_outputs={
+                    tag: wiring.produce(node_id, chain.parallelism)[number] for tag, node_id in chain.sides.items()
+                },
+                inputs=wiring.input_numbers(chain.inputs),
+                clock=wiring.clock,
+            )
             wiring.subtasks.append(subtask)
             if chain.stateful is not None:
                 wiring.stateful.append(uid)
@@ -172,11 +206,15 @@ def _wire_snapshots(wiring: Wiring, chains: Sequence[Chain]) -> Sequence[Channel
     return gate.channels
 
 
-def _key_columns(graph: JobGraph, chain: Chain) -> list[int]:
+def _key_columns(graph: JobGraph, chain: Chain) -> list[list[int]]:
+    """For each input of a chain, by which of its columns rows are exchanged."""
     if chain.stateful is None:
         return []
-    names = graph.node(chain.inputs[0]).schema.names
-    return [names.index(name) for name in chain.stateful.keys]
+    found = []
+    for node_id, keys in zip(chain.inputs, chain.stateful.keys_of_inputs, strict=True):
+        names = graph.node(node_id).schema.names
+        found.append([names.index(name) for name in keys])
+    return found
 
 
 def _operators(graph: JobGraph, chain: Chain) -> list[Operator]:

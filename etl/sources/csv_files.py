@@ -187,6 +187,10 @@ class _CsvReader(SourceReader):
                 return batch
         return None
 
+    @property
+    def split_id(self) -> str:
+        return self._split
+
     def snapshot_positions(self) -> Mapping[str, Position]:
         self._note_position()
         moved = {split: self._reached[split].to_json() for split in sorted(self._moved)}
