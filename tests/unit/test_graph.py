@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from datetime import timedelta
 
 import polars as pl
 import pytest
 
 from etl.errors import ConfigurationError
+from etl.event_time import EventTime
 from etl.graph import SinkNode, SourceNode, TransformationNode
 from etl.job import Job, Stream
 from tests.support.declarations import ORDERS, DeclaredSink, DeclaredSource, orders_job
@@ -291,6 +293,33 @@ def test_broken_source_schema_is_found() -> None:
     job.read("a", DeclaredSource({"x": "inet"})).write("b", DeclaredSink())
     (found,) = problems(job)
     assert found.startswith('column "x": column type "inet" is not supported')
+
+
+@pytest.mark.parametrize(
+    ("event_time", "expected"),
+    [
+        (EventTime("at"), []),
+        (EventTime("moment"), ["event time 'moment' is no column of it"]),
+        (EventTime("name"), ['event time "name" is text, not a moment']),
+        (
+            EventTime("at", out_of_orderness=timedelta(seconds=-1), every=timedelta(0)),
+            [
+                "out_of_orderness=datetime.timedelta(days=-1, seconds=86399) is no timedelta of at least 0",
+                "every=datetime.timedelta(0) is no timedelta above 0",
+            ],
+        ),
+        (EventTime("at", idle_after=5), ["idle_after=5 is no timedelta of at least 0"]),  # type: ignore[arg-type]
+        ("at", ["event_time is str"]),
+    ],
+)
+def test_event_time_is_a_column_with_moments(event_time: EventTime, expected: list[str]) -> None:
+    job = Job("revenue")
+    source = DeclaredSource({"at": "timestamptz", "name": "text"})
+    job.read("a", source, event_time=event_time).write("b", DeclaredSink())
+    if expected:
+        assert problems(job) == [f'source "a": {one}' for one in expected]
+    else:
+        assert job.graph().sources[0].event_time == event_time
 
 
 def test_exclusive_target_belongs_to_one_sink() -> None:

@@ -13,7 +13,17 @@ import pyarrow as pa
 import pytest
 
 from etl.errors import InternalError
-from etl.runtime.message import Failed, Finish, Message, SourceDry, SubtaskEnded
+from etl.event_time import FOREVER, EventTime
+from etl.runtime.element import Barrier, Element, Watermark
+from etl.runtime.message import (
+    Failed,
+    Finish,
+    Message,
+    PositionsSnapshotted,
+    SourceDry,
+    SubtaskEnded,
+    TakeSnapshot,
+)
 from etl.runtime.source_subtask import FOLLOW_POLL_S, SourceSettings, SourceSubtask
 from etl.source import Position, SourceReader, Split, SplitEnumerator
 from tests.support.scripted import COLUMNS
@@ -72,6 +82,87 @@ def test_following_waits_when_what_is_pending_yields_no_rows() -> None:
     subtask.run()
     timer.join()
     assert 1 <= enumerator.asked <= 4
+
+
+class _Moments(SourceReader):
+    """Two splits of one batch each."""
+
+    def __init__(self) -> None:
+        self._batches = [("a", [10, 20]), ("b", [15])]
+        self._read: dict[str, Position] = {}
+        self._split = ""
+
+    @property
+    def split_id(self) -> str:
+        return self._split
+
+    def assign(self, splits: Sequence[Split]) -> None:
+        assert [split.position for split in splits] == [None, None]
+
+    def read_batch(self) -> pa.RecordBatch | None:
+        if not self._batches:
+            return None
+        self._split, seconds = self._batches.pop(0)
+        self._read[self._split] = {"next": len(seconds)}
+        moments = pa.array([one * 1_000_000 for one in seconds], pa.timestamp("us", "UTC"))
+        return pa.RecordBatch.from_arrays([moments], schema=MOMENTS)
+
+    def snapshot_positions(self) -> Mapping[str, Position]:
+        moved, self._read = self._read, {}
+        return moved
+
+    def close(self) -> None: ...
+
+
+class _TwoSplits(SplitEnumerator):
+    def __init__(self) -> None:
+        self.known: Mapping[str, Position] = {}
+
+    def discover(self, known: Mapping[str, Position]) -> Sequence[Split]:
+        self.known = dict(known)
+        return [Split("a"), Split("b")]
+
+
+MOMENTS = pa.schema([pa.field("at", pa.timestamp("us", "UTC"))])
+
+
+def test_event_time_goes_out_and_is_stored_and_the_stream_is_drained() -> None:
+    sent: list[Any] = []
+
+    class Kept:
+        def put(self, element: Element) -> None:
+            sent.append(element.num_rows if isinstance(element, pa.RecordBatch) else element)
+
+    inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
+    enumerator = _TwoSplits()
+    stored = {"next": 1, "event_time": {"latest": None, "watermark": "1970-01-01T00:00:05.000000"}}
+    settings = SourceSettings(MOMENTS, None, follow=False, event_time=EventTime("at"), drain=True)
+    subtask = SourceSubtask(
+        "src", inbox.put, enumerator, _Moments(), {"old": stored}, [Kept()], settings, lambda *_names, **_fields: None
+    )
+    subtask.begin()
+    while subtask.poll():
+        pass
+    subtask.command(TakeSnapshot(1))
+    subtask.command(Finish())
+    while subtask.poll():
+        pass
+
+    assert enumerator.known == {"old": {"next": 1}}
+    assert sent == [Watermark(5_000_000), 2, 1, Watermark(15_000_000), Watermark(FOREVER), Barrier(1)]
+    messages = [inbox.get_nowait() for _ in range(inbox.qsize())]
+    assert messages[0] == SourceDry("src")
+    assert isinstance(messages[1], PositionsSnapshotted)
+    assert messages[1].positions == {
+        "a": {
+            "next": 2,
+            "event_time": {"latest": "1970-01-01T00:00:20.000000", "watermark": "1970-01-01T00:00:15.000000"},
+        },
+        "b": {
+            "next": 1,
+            "event_time": {"latest": "1970-01-01T00:00:15.000000", "watermark": "1970-01-01T00:00:15.000000"},
+        },
+    }
 
 
 @pytest.mark.parametrize(
