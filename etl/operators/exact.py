@@ -6,10 +6,12 @@ The functions here name the column and the value; their callers add the place (:
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import date, datetime, time
 from decimal import Decimal
+from functools import cache
+from operator import itemgetter
 from typing import Any, cast
 
 import msgspec
@@ -58,9 +60,20 @@ def rows_of(batch: pa.RecordBatch) -> Iterator[Row]:
     frame = frame_of(batch)
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         _require_python_range(name, _flat(column))
-    names = frame.columns
-    columns = [series.to_list() for series in frame.iter_columns()]
-    return (dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True))
+    return _row_maker(tuple(frame.columns))([series.to_list() for series in frame.iter_columns()])
+
+
+@cache
+def _row_maker(names: tuple[str, ...]) -> Callable[[Sequence[Sequence[Any]]], Iterator[Row]]:
+    """From columns to rows.
+
+    It is compiled for the names, as a dataclass's methods are: a dict display takes a fifth of ``dict(zip(…))``.
+    """
+    values = [f"value_{number}" for number in range(len(names))]
+    row = ", ".join(f"{name!r}: {value}" for name, value in zip(names, values, strict=True))
+    source = f"lambda columns: ({{{row}}} for {', '.join(values)}, in zip(*columns, strict=True))"
+    maker: Callable[[Sequence[Sequence[Any]]], Iterator[Row]] = eval(source)  # noqa: S307 - names come in by their repr
+    return maker
 
 
 def array_of_series(series: pl.Series, type_: PostgresType) -> pa.Array:
@@ -90,12 +103,12 @@ def batch_of_frame(frame: pl.DataFrame, schema: Schema) -> pa.RecordBatch:
 class RowShape:
     """The columns that a row returned by a user's function must have: exactly those of a schema."""
 
-    __slots__ = ("_arrays", "_names", "_schema", "_wanted")
+    __slots__ = ("_arrays", "_pick", "_schema", "_wanted")
 
     def __init__(self, schema: Schema) -> None:
         self._schema = schema
-        self._names = schema.names
         self._wanted = frozenset(schema.names)
+        self._pick = _picker(schema.names)
         self._arrays = [number for number, field in enumerate(schema) if field.type.is_array]
 
     def values(self, row: object) -> tuple[Any, ...]:
@@ -108,21 +121,37 @@ class RowShape:
             raise RecordError(f"the function returned {type(row).__name__}, not a dict of column values")
         if row.keys() != self._wanted:
             _require_names(list(row), self._schema)
-        values = [row[name] for name in self._names]
+        values = self._pick(row)
+        return self._with_copies(values) if self._arrays else values
+
+    def _with_copies(self, values: Sequence[Any]) -> tuple[Any, ...]:
+        copied = list(values)
         for number in self._arrays:
-            value = values[number]
-            values[number] = list(value) if type(value) is list else value
-        return tuple(values)
+            value = copied[number]
+            copied[number] = list(value) if type(value) is list else value
+        return tuple(copied)
 
 
-def batch_of_values(rows: Sequence[tuple[Any, ...]], schema: Schema) -> pa.RecordBatch:
+def _picker(names: Sequence[str]) -> Callable[[Row], tuple[Any, ...]]:
+    """The values of these names in a row."""
+    if len(names) == 1:
+        (name,) = names
+        return lambda row: (row[name],)  # an itemgetter of one name yields the bare value
+    return itemgetter(*names)
+
+
+def batch_of_values(values: Sequence[Any], schema: Schema) -> pa.RecordBatch:
     """Rows of exact Python values as a batch.
+
+    Args:
+        values: Those of one row after the other: a list of rows would have the garbage collector go through each.
+        schema: Of the rows.
 
     Raises:
         RecordError: A value is not exactly of its column's type, or does not fit into it.
     """
-    columns = zip(*rows, strict=True) if rows else ((),) * len(schema)
-    arrays = [array_of_values(field.name, values, field.type) for field, values in zip(schema, columns, strict=True)]
+    columns = enumerate(schema)
+    arrays = [array_of_values(field.name, values[number :: len(schema)], field.type) for number, field in columns]
     return pa.RecordBatch.from_arrays(arrays, schema=schema.to_arrow())
 
 

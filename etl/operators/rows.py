@@ -53,7 +53,7 @@ class MapOperator(Operator):
     def process(self, batch: pa.RecordBatch) -> Iterable[pa.RecordBatch]:
         """A batch of the same number of rows."""
         with placed(self._transformation):
-            values = [self._shape.values(self._function(row)) for row in rows_of(batch)]
+            values = [value for row in rows_of(batch) for value in self._shape.values(self._function(row))]
             return (batch_of_values(values, self._schema),)
 
 
@@ -65,16 +65,17 @@ class FlatMapOperator(Operator):
         self._function = guarded_items(transformation, function)
         self._schema = schema
         self._shape = RowShape(schema)
+        self._values_max = ROWS_MAX * len(schema)
 
     def process(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """Batches of at most :data:`ROWS_MAX` rows."""
         with placed(self._transformation):
-            found: list[tuple[Any, ...]] = []
+            found: list[Any] = []
             for row in rows_of(batch):
                 for returned in self._function(row):
                     # the values are taken at once: a generator may yield one dict again and again
-                    found.append(self._shape.values(returned))
-                    if len(found) == ROWS_MAX:
+                    found.extend(self._shape.values(returned))
+                    if len(found) == self._values_max:
                         yield batch_of_values(found, self._schema)
                         found = []
             yield batch_of_values(found, self._schema)

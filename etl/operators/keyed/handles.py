@@ -14,23 +14,26 @@ from etl.errors import RecordError
 from etl.keyed import ListState, MapState, StateSpec
 from etl.operators.exact import array_of_values
 from etl.operators.keyed.columns import Ids, StateColumn
-from etl.operators.keyed.normalising import normaliser
+from etl.operators.keyed.normalising import normaliser, wrong_type
 from etl.schema import PostgresType
+from etl.transformation import Row
 
 
 class Cursor:
-    """Which key the function is working on, and which keys it has changed.
+    """What the function is working on.
 
     Attributes:
         id: Of the key.
-        changed: Ids of keys whose state was changed since this was last emptied.
+        row: The row.
+        changed: Whether a state of the key was set.
     """
 
-    __slots__ = ("changed", "id")
+    __slots__ = ("changed", "id", "row")
 
     def __init__(self) -> None:
         self.id = -1
-        self.changed: set[int] = set()
+        self.row: Row = {}
+        self.changed = False
 
 
 class Held:
@@ -44,7 +47,7 @@ class Held:
     def __init__(self, name: str, type_: PostgresType) -> None:
         self.name = name
         self.type = type_
-        self._normalised = normaliser(type_)
+        self._python_type, self._normalised = normaliser(type_)
 
     def kept(self, value: Any) -> Any:
         """What is kept of a value that is set.
@@ -55,6 +58,8 @@ class Held:
         if value is None:
             return None
         try:
+            if type(value) is not self._python_type:
+                raise wrong_type(value, self._python_type, self.type)
             return self._normalised(value)
         except RecordError as error:
             raise RecordError(f'state "{self.name}": {error}') from error
@@ -162,7 +167,7 @@ class Handle(ABC):
         """Forget what there is; a key with nothing left in any state is forgotten itself."""
 
     def _changed(self) -> None:
-        self._cursor.changed.add(self._cursor.id)
+        self._cursor.changed = True
 
 
 class ValueHandle(Handle):
@@ -170,16 +175,23 @@ class ValueHandle(Handle):
 
     column: ValueColumn
 
+    def __init__(self, cursor: Cursor, column: ValueColumn) -> None:
+        super().__init__(cursor, column)
+        # What most functions do for each row: as few steps as can be. The list only ever grows.
+        self._values = column.values
+        self._kept = column.held.kept
+
     @property
     def value(self) -> Any:
         """The value; of an array a copy: set it again to change it."""
-        value = self.column.values[self._cursor.id]
+        value = self._values[self._cursor.id]
         return list(value) if type(value) is list else value
 
     @value.setter
     def value(self, value: Any) -> None:
-        self.column.values[self._cursor.id] = self.column.held.kept(value)
-        self._changed()
+        cursor = self._cursor
+        self._values[cursor.id] = self._kept(value)
+        cursor.changed = True
 
     def clear(self) -> None:
         """See :meth:`Handle.clear`."""
@@ -289,11 +301,16 @@ class KeyStates:
 
     def __setattr__(self, name: str, value: object) -> None:
         if name not in self.__dict__:
-            raise RecordError(f'state "{name}" is not declared; declared are: {", ".join(self.__dict__)}')
+            raise undeclared(self, name)
         raise RecordError(f'state "{name}" cannot be replaced: set state.{name}.value, or call a method of it')
 
-    def __getattr__(self, name: str) -> Any:
-        raise RecordError(f'state "{name}" is not declared; declared are: {", ".join(self.__dict__)}')
+
+def undeclared(states: KeyStates, name: str) -> RecordError:
+    """The error for a state that is asked for and not there.
+
+    No ``__getattr__`` raises it: a class with that method takes twice as long to look up what is there.
+    """
+    return RecordError(f'state "{name}" is not declared; declared are: {", ".join(vars(states))}')
 
 
 def handle_for(name: str, spec: StateSpec, types: Sequence[PostgresType], cursor: Cursor) -> Handle:

@@ -12,7 +12,10 @@ import pyarrow as pa
 from etl.key_group import Hashes, hash_within_groups
 from etl.operators.keyed.columns import ComparableColumn, Flags, Ids, state_column
 
-_EMPTY = -1
+NOT_FOUND = -1
+"""Instead of the id of a key that is not there."""
+
+_EMPTY = NOT_FOUND
 _LEFT = -2
 """A slot whose key was removed: a search goes on behind it."""
 _SLOTS_MIN = 4096
@@ -83,7 +86,7 @@ class KeyIndex:
         return Numbered(ids, new)
 
     def find(self, keys: Sequence[pa.Array]) -> Ids:
-        """The id of each key, -1 where there is none; a key may come many times."""
+        """The id of each key, :data:`NOT_FOUND` where there is none; a key may come many times."""
         return self._find(keys, self._hash(keys))
 
     def _hash(self, keys: Sequence[pa.Array]) -> Hashes:

@@ -26,37 +26,27 @@ _EXACT = decimal.Context(prec=100)
 _UTC = ZoneInfo("UTC")
 
 
-def normaliser(type_: PostgresType) -> Normaliser:
-    """A function that returns a value, which is not None, in its stored form.
+def normaliser(type_: PostgresType) -> tuple[type, Normaliser]:
+    """The Python type that belongs to a column type, and a function that returns such a value in its stored form.
 
-    It raises :class:`~etl.errors.RecordError` where the value is not exactly of the Python type that belongs to the
-    column type, or does not fit.
+    The function raises :class:`~etl.errors.RecordError` where the value does not fit.
     """
-    if type_.is_array:
-        return _array(type_)
-    expected = python_type(type_.arrow)
-    to_stored = _scalar(type_)
-
-    def normalised(value: Any) -> Any:
-        if type(value) is not expected:
-            raise _wrong_type(value, expected, type_)
-        return to_stored(value)
-
-    return normalised
+    return (list, _array(type_)) if type_.is_array else (python_type(type_.arrow), _scalar(type_))
 
 
 def _array(type_: PostgresType) -> Normaliser:
-    of_element = normaliser(type_.element)
+    expected, of_element = normaliser(type_.element)
 
-    def normalised(value: Any) -> list[Any]:
-        if type(value) is not list:
-            raise _wrong_type(value, list, type_)
-        return [None if element is None else of_element(element) for element in value]
+    def element(value: Any) -> Any:
+        if type(value) is not expected:
+            raise wrong_type(value, expected, type_.element)
+        return of_element(value)
 
-    return normalised
+    return lambda values: [None if value is None else element(value) for value in values]
 
 
-def _wrong_type(value: Any, expected: type, type_: PostgresType) -> RecordError:
+def wrong_type(value: Any, expected: type, type_: PostgresType) -> RecordError:
+    """The error for a value that is not exactly of the Python type that belongs to a column type."""
     return RecordError(f"{shortened(value)} is {type(value).__name__}, {type_} takes {expected.__name__}")
 
 
@@ -79,6 +69,8 @@ def _scalar(type_: PostgresType) -> Normaliser:  # noqa: C901 - a table
         return value
 
     def numeric(value: Decimal) -> Decimal:
+        if value.same_quantum(unit) and value.adjusted() < whole_digits:
+            return value or zero
         if not value.is_finite():
             raise refusal(value, "does not fit")
         fixed = value.quantize(unit, context=_EXACT)
@@ -122,7 +114,7 @@ def _scalar(type_: PostgresType) -> Normaliser:  # noqa: C901 - a table
         case "numeric":
             arrow = type_.arrow
             unit, limit = Decimal((0, (1,), -arrow.scale)), Decimal(10) ** (arrow.precision - arrow.scale)
-            zero = Decimal(0).quantize(unit)
+            whole_digits, zero = arrow.precision - arrow.scale, Decimal(0).quantize(unit)
             return numeric
         case "text" | "varchar":
             argument = type_.name.partition("(")[2]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from types import GeneratorType
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,8 @@ from etl.operators.calling import RAISED, failure, name_of
 from etl.operators.exact import RowShape, batch_of_values, placed, rows_of
 from etl.operators.keyed.columns import Ids
 from etl.operators.keyed.grouping import first_rows, key_arrays, key_frame
-from etl.operators.keyed.handles import Cursor, KeyStates, handle_for
+from etl.operators.keyed.handles import Cursor, KeyStates, handle_for, undeclared
+from etl.operators.keyed.key_index import NOT_FOUND
 from etl.operators.keyed.state import KeyedState
 from etl.operators.rows import ROWS_MAX
 from etl.schema import Schema
@@ -31,6 +33,7 @@ class ProcessOperator(StatefulOperator):
         self._keys = transformation.key_fields(input_schema)
         self._schema = output_schema
         self._shape = RowShape(output_schema)
+        self._values_max = ROWS_MAX * len(output_schema)
         self._name = name_of(transformation.function)
         self._cursor = Cursor()
         types = transformation.state_types()
@@ -38,6 +41,7 @@ class ProcessOperator(StatefulOperator):
             name: handle_for(name, spec, types[name], self._cursor) for name, spec in transformation.states.items()
         }
         self._seen = KeyStates(handles)
+        self._changed: list[int] = []
         self._columns = {name: handle.column for name, handle in handles.items()}
         self._state = KeyedState(self.uid, {field.name: field.type.arrow for field in self._keys}, self._columns)
         self._function = transformation.function
@@ -45,39 +49,60 @@ class ProcessOperator(StatefulOperator):
     def process(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """What the function yields for each row, in batches of at most :data:`etl.operators.rows.ROWS_MAX` rows."""
         with placed(self._transformation):
-            frame = key_frame(batch, self._keys)
-            ids = self._state.add(key_arrays(first_rows(frame), self._keys)).ids
-            found: list[tuple[Any, ...]] = []
-            for returned in self._called(self._state.find(key_arrays(frame, self._keys)), rows_of(batch)):
-                # the values are taken at once: a generator may yield one dict again and again
-                found.append(self._shape.values(returned))
-                if len(found) == ROWS_MAX:
-                    yield batch_of_values(found, self._schema)
-                    found = []
-            self._settle(ids)
-            yield batch_of_values(found, self._schema)
+            ids, new = self._ids(batch)
+            for found in self._called(ids, rows_of(batch)):
+                yield batch_of_values(found, self._schema)
+            self._settle(new)
 
-    def _called(self, ids: Ids, rows: Iterable[Row]) -> Iterator[Any]:
-        """What the function returns for rows, one after the other.
+    def _ids(self, batch: pa.RecordBatch) -> tuple[Ids, Ids]:
+        """The id of each row's key, and those that were given to new keys."""
+        frame = key_frame(batch, self._keys)
+        ids = self._state.find(key_arrays(frame, self._keys))
+        unknown = np.flatnonzero(ids == NOT_FOUND)
+        if not len(unknown):
+            return ids, unknown
+        some = frame[unknown]
+        new = self._state.add(key_arrays(first_rows(some), self._keys)).ids
+        ids[unknown] = self._state.find(key_arrays(some, self._keys))
+        return ids, new
+
+    def _called(self, ids: Ids, rows: Iterable[Row]) -> Iterator[list[Any]]:
+        """The values of the rows that the function returns, see :func:`batch_of_values`.
 
         One ``try`` around all of them: this loop is what a job of such functions spends its time in.
         """
-        row: Row = {}
-        cursor, seen, function = self._cursor, self._seen, self._function
+        cursor, seen, function, values = self._cursor, self._seen, self._function, self._shape.values
+        found: list[Any] = []
         try:
-            for cursor.id, row in zip(ids.tolist(), rows, strict=True):
-                returned: object = function(row, seen)
-                if returned is not None:
-                    yield from self._required_rows(returned)
+            for cursor.id, cursor.row in zip(ids.tolist(), rows, strict=True):
+                returned: Any = function(cursor.row, seen)
+                if type(returned) is GeneratorType or self._has_rows(returned):
+                    for one in returned:
+                        # the values are taken at once: a generator may yield one dict again and again
+                        found.extend(values(one))
+                        if len(found) == self._values_max:
+                            yield found
+                            found = []
+                if cursor.changed:
+                    self._changed.append(cursor.id)
+                    cursor.changed = False
         except EtlError:
             raise
         except RAISED as error:
-            raise failure(self._transformation, function, error, row) from error
+            raise self._failure(error) from error
+        yield found
 
-    def _required_rows(self, returned: object) -> Iterable[Any]:
+    def _has_rows(self, returned: object) -> bool:
+        if returned is None:
+            return False
         if isinstance(returned, dict | str | bytes) or not isinstance(returned, Iterable):
             raise RecordError(f"{self._name} returned {type(returned).__name__}, not rows; use yield, or a list")
-        return returned
+        return True
+
+    def _failure(self, error: BaseException) -> EtlError:
+        if isinstance(error, AttributeError) and error.obj is self._seen:
+            return undeclared(self._seen, str(error.name))
+        return failure(self._transformation, self._function, error, self._cursor.row)
 
     def restore(self, fragments: Sequence[Fragment]) -> None:
         """See :meth:`etl.state.StatefulOperator.restore`."""
@@ -88,11 +113,14 @@ class ProcessOperator(StatefulOperator):
         with placed(self._transformation):
             return self._state.cut()
 
-    def _settle(self, ids: Ids) -> None:
-        """Note what has changed, and forget keys of which nothing is remembered."""
-        self._state.touch(np.array(sorted(self._cursor.changed), dtype=np.int64))
-        self._cursor.changed.clear()
-        values = [column.values for column in self._columns.values()]
-        empty = [id_ for id_ in ids.tolist() if all(of_state[id_] is None for of_state in values)]
+    def _settle(self, new: Ids) -> None:
+        """Note what has changed, and forget keys of which nothing is remembered: some that are new, or have changed."""
+        changed = np.array(self._changed, dtype=np.int64)
+        self._changed.clear()
+        self._state.touch(changed)
+        empty = [*new.tolist(), *changed.tolist()]
+        for column in self._columns.values():
+            values = column.values
+            empty = [id_ for id_ in empty if values[id_] is None]
         if empty:
-            self._state.remove(np.array(empty, dtype=np.int64))
+            self._state.remove(np.unique(empty))

@@ -11,7 +11,7 @@ import pyarrow as pa
 from etl.errors import StateError
 from etl.key_group import KEY_GROUPS, groups_of_hashes
 from etl.operators.keyed.columns import Flags, Ids, StateColumn
-from etl.operators.keyed.key_index import KeyIndex, Numbered
+from etl.operators.keyed.key_index import NOT_FOUND, KeyIndex, Numbered
 from etl.state import Fragment, StateCut, StateSummary
 
 REMOVED = "removed"
@@ -127,8 +127,11 @@ class KeyedState:
         self.touch(stored)
 
     def find(self, keys: Sequence[pa.Array]) -> Ids:
-        """The ids of keys that were all added; any of them may come many times."""
-        return self._index.find(keys)
+        """The ids of keys, of which any may come many times; ``NOT_FOUND`` for those that are not there."""
+        ids = self._index.find(keys)
+        known = np.flatnonzero(ids != NOT_FOUND)
+        ids[known[self._removed[ids[known]]]] = NOT_FOUND
+        return ids
 
     def keys(self, ids: Ids) -> list[pa.Array]:
         """The keys of ids."""

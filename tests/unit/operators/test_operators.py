@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
@@ -268,6 +269,7 @@ def test_inexact_value_is_refused_by_name(type_: str, value: Any, problem: str) 
         ({"a": 1}, "the result lacks 'b'; declared are: a int4, b text"),
         ({"a": 1, "b": "", "c": 1}, "the result has additional 'c'; declared are: a int4, b text"),
         ({"a": 1, "c": 1}, "the result lacks 'b' and has additional 'c'; declared are: a int4, b text"),
+        (defaultdict(int, a=1), "the result lacks 'b'; declared are: a int4, b text"),
         (None, "the function returned NoneType, not a dict of column values"),
         ([1, 2], "the function returned list, not a dict of column values"),
     ],
@@ -275,6 +277,15 @@ def test_inexact_value_is_refused_by_name(type_: str, value: Any, problem: str) 
 def test_row_of_another_shape_is_refused(row: Any, problem: str) -> None:
     with pytest.raises(RecordError, match=problem):
         run_rows(lambda s: s.map(lambda _: row, schema={"a": "int4", "b": "text"}), {"n": "int4"}, {"n": 1})
+
+
+STRANGE_NAMES = ("'", '"', "{}", "\\", "a\nb", "class", "value_0", "columns", "Zoë", "𝒦", "K")
+
+
+def test_rows_have_columns_of_any_name() -> None:
+    schema = dict.fromkeys(STRANGE_NAMES, "int4")
+    rows = [{name: 20 * row + number for number, name in enumerate(STRANGE_NAMES)} for row in range(3)]
+    assert run_rows(lambda s: s.map(lambda row: {name: row[name] for name in reversed(row)}), schema, *rows) == rows
 
 
 def test_filter_function_must_return_a_bool() -> None:

@@ -143,6 +143,42 @@ def test_function_may_return_nothing_a_list_or_a_generator() -> None:
     assert only(lambda row, state: [row, row], states, [("a", 1)]) == [{"k": "a", "n": 1}] * 2
 
 
+def test_function_may_return_whatever_can_be_iterated() -> None:
+    states = {"x": ValueState("int4")}
+    assert only(lambda row, state: (row,), states, [("a", 1)]) == [{"k": "a", "n": 1}]
+    assert only(lambda row, state: map(dict, [row]), states, [("a", 1), ("b", 2)]) == [
+        {"k": "a", "n": 1},
+        {"k": "b", "n": 2},
+    ]
+
+
+@pytest.mark.parametrize("returned", [0, "", b"", {}, False])
+def test_what_is_empty_but_no_rows_is_refused(returned: object) -> None:
+    with pytest.raises(RecordError, match=f"returned {type(returned).__name__}, not rows"):
+        only(lambda row, state: returned, {"x": ValueState("int4")}, [("a", 1)])
+
+
+def test_attribute_that_another_object_lacks_is_an_error_of_the_function() -> None:
+    with pytest.raises(InternalError, match=r"raised AttributeError: 'dict' object has no attribute 'y' for the row"):
+        only(lambda row, state: row.y, {"x": ValueState("int4")}, [("a", 1)])
+
+
+def test_key_that_was_forgotten_and_comes_back_begins_anew() -> None:
+    """Also while the store still has to be told that it was forgotten."""
+    seen: list[int | None] = []
+
+    def keep(row: dict[str, Any], state: Any) -> None:
+        seen.append(state.x.value)
+        state.x.value = row["n"] or None
+
+    running = operator(process(keep, {"x": ValueState("int4")}, None))
+    for number in (1, 0, 2, 3):
+        list(running.process(batch([("a", number)])))
+        running.cut() if number == 1 else None
+    assert seen == [None, 1, None, 2]
+    assert [row["state:x"] for one in running.cut().fragments for row in one.rows.to_pylist()] == [3]
+
+
 def test_single_row_instead_of_rows_is_refused() -> None:
     with pytest.raises(RecordError, match="returned dict, not rows; use yield, or a list"):
         only(lambda row, state: row, {"x": ValueState("int4")}, [("a", 1)])
@@ -187,6 +223,13 @@ BERLIN = ZoneInfo("Europe/Berlin")
 KEPT: list[tuple[str, Any, str | None]] = [
     ("numeric(12,2)", Decimal("1"), "Decimal('1.00')"),
     ("numeric(12,2)", Decimal("-0"), "Decimal('0.00')"),
+    ("numeric(12,2)", Decimal("-0.00"), "Decimal('0.00')"),
+    ("numeric(5,2)", Decimal("-999.99"), "Decimal('-999.99')"),
+    ("numeric(5,2)", Decimal("1000.00"), None),
+    ("numeric(2,2)", Decimal("0.99"), "Decimal('0.99')"),
+    ("numeric(2,2)", Decimal("-1.00"), None),
+    ("numeric(5,2)", Decimal("sNaN"), None),
+    ("numeric(5,2)", Decimal("-Infinity"), None),
     ("numeric(5,2)", Decimal("1.234"), None),
     ("numeric(5,2)", Decimal("1000"), None),
     ("numeric(5,2)", Decimal("NaN"), None),
