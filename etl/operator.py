@@ -26,6 +26,9 @@ class SideOutput:
 LATE = "late"
 """Side output of rows that came after what they belong to was closed."""
 
+LATE_RIGHT = "late_right"
+"""The same of the second input of a join."""
+
 Output: TypeAlias = pa.RecordBatch | SideOutput
 
 
@@ -62,6 +65,13 @@ class Operator(ABC):
         the watermark does, so it is not late for whoever comes next.
         """
         return ()
+
+    def passed_on(self, watermark: int) -> int:
+        """Which watermark goes on when one has come: held back where later results may have happened before it.
+
+        Called after :meth:`advance`. :data:`etl.event_time.FOREVER` is never held back.
+        """
+        return watermark
 
     @property
     def due(self) -> int | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import polars as pl
 
 from etl.errors import InternalError
@@ -16,12 +18,12 @@ from etl.state import StatefulOperator
 from etl.transformation import Filter, FlatMap, Map, MapBatches, Select, Transformation, Union, WithColumns
 
 
-def operator_for(transformation: Transformation, input_schema: Schema, output_schema: Schema) -> Operator:
+def operator_for(transformation: Transformation, inputs: Sequence[Schema], output_schema: Schema) -> Operator:
     """A new operator for one subtask and one attempt.
 
     Args:
         transformation: What was declared.
-        input_schema: Columns of the batches it will be given.
+        inputs: For each input the columns of the batches that come from there.
         output_schema: Columns it must yield, as found by the transformation's ``output_schema``.
 
     Raises:
@@ -33,7 +35,7 @@ def operator_for(transformation: Transformation, input_schema: Schema, output_sc
                 return FilterOperator(transformation, predicate)
             return FilterRowsOperator(transformation, predicate)
         case Select(expressions=columns) | WithColumns(columns=columns):
-            return ProjectionOperator(transformation, columns, input_schema, output_schema)
+            return ProjectionOperator(transformation, columns, inputs[0], output_schema)
         case Map(function=function):
             return MapOperator(transformation, function, output_schema)
         case FlatMap(function=function):
@@ -43,11 +45,13 @@ def operator_for(transformation: Transformation, input_schema: Schema, output_sc
         case Union():
             return UnionOperator()
         case Stateful():
-            return _stateful_operator_for(transformation, input_schema, output_schema)
+            return _stateful_operator_for(transformation, inputs, output_schema)
     raise InternalError(f"no operator is known for {transformation}")
 
 
-def _stateful_operator_for(transformation: Stateful, input_schema: Schema, output_schema: Schema) -> StatefulOperator:
+def _stateful_operator_for(
+    transformation: Stateful, inputs: Sequence[Schema], output_schema: Schema
+) -> StatefulOperator:
     # Imported here: jobs without keyed state do not wait for NumPy.
     from etl.operators.keyed.aggregate import AggregateOperator
     from etl.operators.keyed.deduplicate import DeduplicateOperator
@@ -55,9 +59,9 @@ def _stateful_operator_for(transformation: Stateful, input_schema: Schema, outpu
 
     match transformation:
         case Aggregate():
-            return AggregateOperator(transformation, input_schema, output_schema)
+            return AggregateOperator(transformation, inputs[0], output_schema)
         case Process():
-            return ProcessOperator(transformation, input_schema, output_schema)
+            return ProcessOperator(transformation, inputs[0], output_schema)
         case Deduplicate():
-            return DeduplicateOperator(transformation, input_schema)
+            return DeduplicateOperator(transformation, inputs[0])
     raise InternalError(f"no operator is known for {transformation}")

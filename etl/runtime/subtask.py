@@ -213,12 +213,18 @@ class OperatorSubtask(AlignedSubtask):
         merged = self._watermarks.advance(index, watermark)
         if merged is None:
             return
-        if merged.time is not None:
-            for number, operator in enumerate(self._chain):
-                self._emit_all(operator.advance(merged.time), number)
-        send(self._outputs, merged)
+        passed_on = Watermark(self._advance(merged.time), merged.idle)
+        send(self._outputs, passed_on)
         for outputs in self._side_outputs.values():
-            send(outputs, merged)
+            send(outputs, passed_on)
+
+    def _advance(self, time: int | None) -> int | None:
+        """Tell the chain how far event time has come; returns how far it has for whoever comes behind it."""
+        if time is not None:
+            for number, operator in enumerate(self._chain):
+                self._emit_all(operator.advance(time), number)
+                time = operator.passed_on(time)
+        return time
 
     def _until_due_s(self) -> float | None:
         due = min((one.due for one in self._chain if one.due is not None), default=None)

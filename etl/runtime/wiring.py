@@ -221,7 +221,10 @@ def _operators(graph: JobGraph, chain: Chain) -> list[Operator]:
     # Imported here: jobs that transform nothing do not wait for polars.
     from etl.operators import operator_for
 
-    return [operator_for(node.transformation, graph.node(node.inputs[0]).schema, node.schema) for node in chain.nodes]
+    return [
+        operator_for(node.transformation, [graph.node(one).schema for one in node.inputs], node.schema)
+        for node in chain.nodes
+    ]
 
 
 def _restore(operator: Operator, fragments: Sequence[Fragment], subtask: int, parallelism: int) -> None:

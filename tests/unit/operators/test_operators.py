@@ -71,7 +71,7 @@ def run(step: Step, batch: pa.RecordBatch, schema: dict[str, str]) -> pa.Table:
     graph = job.graph()
     batches, node = [batch], graph.nodes[0]
     while (node := graph.node(graph.consumers(node.id)[0])) and isinstance(node, TransformationNode):
-        operator = operator_for(node.transformation, graph.node(node.inputs[0]).schema, node.schema)
+        operator = operator_for(node.transformation, [graph.node(one).schema for one in node.inputs], node.schema)
         batches = list(itertools.chain.from_iterable(operator.process(given) for given in batches))
         operator.close()
         assert [found.schema for found in batches] == [node.schema.to_arrow()] * len(batches)
@@ -126,7 +126,7 @@ def test_filter_hands_on_the_same_batch_when_all_rows_stay() -> None:
     node = job.graph().nodes[1]
     assert isinstance(node, TransformationNode)
     batch = batch_of({"n": "int4"}, [{"n": 1}])
-    (found,) = operator_for(node.transformation, schema, schema).process(batch)
+    (found,) = operator_for(node.transformation, [schema], schema).process(batch)
     assert found is batch
 
 

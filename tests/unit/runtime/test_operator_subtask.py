@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from etl.event_time import FOREVER
 from etl.operator import LATE, Operator, Output, SideOutput
 from etl.runtime.channel import InputGate
 from etl.runtime.element import Barrier, CutTaken, Element, EndOfInput, Watermark
@@ -57,8 +58,9 @@ def batch(*numbers: int) -> pa.RecordBatch:
 class Holding(StatefulOperator):
     """Keeps numbers until the watermark, or the clock, has come to them; negative ones are late."""
 
-    def __init__(self) -> None:
+    def __init__(self, held_back: int) -> None:
         self.uid = "held"
+        self.held_back = held_back
         self.by_input: list[tuple[int, int]] = []
         self.held: list[int] = []
         self.watermark: int | None = None
@@ -80,6 +82,9 @@ class Holding(StatefulOperator):
     def advance(self, watermark: int) -> Iterable[Output]:
         self.watermark = watermark
         yield from self._released(watermark)
+
+    def passed_on(self, watermark: int) -> int:
+        return watermark if watermark == FOREVER else watermark - self.held_back
 
     @property
     def due(self) -> int | None:
@@ -104,6 +109,13 @@ class Holding(StatefulOperator):
 
 
 class Doubling(Operator):
+    def __init__(self) -> None:
+        self.watermarks: list[int] = []
+
+    def advance(self, watermark: int) -> Iterable[Output]:
+        self.watermarks.append(watermark)
+        return ()
+
     def process(self, batch: pa.RecordBatch) -> Iterable[Output]:
         return (pa.record_batch({"n": pa.array([2 * one for one in batch.column(0).to_pylist()], pa.int64())}),)
 
@@ -111,9 +123,9 @@ class Doubling(Operator):
 class Stage:
     """A subtask of two inputs, the second of two channels."""
 
-    def __init__(self, clock: Clock | None = None, side: bool = True) -> None:
+    def __init__(self, clock: Clock | None = None, side: bool = True, held_back: int = 0) -> None:
         self.gate = InputGate(3)
-        self.holding = Holding()
+        self.holding, self.doubling = Holding(held_back), Doubling()
         self.main, self.side = Recorder(), Recorder()
         self.cuts = InputGate(1)
         self.inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
@@ -122,7 +134,7 @@ class Stage:
             self.inbox.put,
             self.gate,
             CheckpointMode.EXACTLY_ONCE,
-            [self.holding, Doubling()],
+            [self.holding, self.doubling],
             [self.main],
             self.cuts.channels[0],
             side_outputs={LATE: [self.side]} if side else {},
@@ -150,6 +162,15 @@ def test_watermark_releases_rows_through_the_chain_and_follows_them() -> None:
     stage.play((2, Watermark(12)))
     assert stage.main.elements == [[6, 10], Watermark(10)]
     assert stage.side.elements == [Watermark(10)]
+
+
+def test_held_back_watermark_is_that_of_all_who_come_behind() -> None:
+    stage = Stage(held_back=4)
+    stage.play((0, batch(9)), *((channel, Watermark(10)) for channel in range(3)))
+    assert (stage.holding.watermark, stage.doubling.watermarks) == (10, [6])
+    stage.play(*((channel, Watermark(FOREVER)) for channel in range(3)))
+    assert stage.main.elements == [[18], Watermark(6), Watermark(FOREVER)]
+    assert stage.side.elements == [Watermark(6), Watermark(FOREVER)]
 
 
 def test_idle_inputs_are_not_waited_for_and_idleness_is_told_on() -> None:

@@ -104,7 +104,7 @@ OPERATORS: dict[str, Stateful] = {
 
 def operator(name: str) -> StatefulOperator:
     transformation = OPERATORS[name]
-    made = operator_for(transformation, SCHEMA, transformation.output_schema([SCHEMA]))
+    made = operator_for(transformation, [SCHEMA], transformation.output_schema([SCHEMA]))
     assert isinstance(made, StatefulOperator)
     return made
 
