@@ -13,7 +13,8 @@ from etl.operators.exact import frame_of, placed
 from etl.operators.keyed.accumulators import accumulator_for
 from etl.operators.keyed.columns import Ids
 from etl.operators.keyed.grouping import key_arrays, key_frame, key_names
-from etl.operators.keyed.state import ChangedIds, KeyedState
+from etl.operators.keyed.state import KeyedState
+from etl.operators.keyed.table import ChangedIds
 from etl.schema import Schema
 from etl.state import Fragment, StateCut, StatefulOperator
 from etl.transformation import ANCHOR

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator
 import pyarrow as pa
 
 from etl.operators.keyed.columns import StateColumn, state_column
-from etl.operators.keyed.state import DECLARED, KEY_PREFIX, STATE_PREFIX, KeyedState
+from etl.operators.keyed.state import KeyedState
+from etl.operators.keyed.table import DECLARED, KEY_PREFIX, STATE_PREFIX
 from etl.state import Fragment, ranks
 
 ROWS_MAX = 65_536

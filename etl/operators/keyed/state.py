@@ -1,4 +1,4 @@
-"""The state of one operator subtask: keys, columns, what has changed, and the chains it is stored in."""
+"""The state of one operator subtask as it is stored: tables of rows by key, and the chains they are cut into."""
 
 from __future__ import annotations
 
@@ -11,17 +11,11 @@ import pyarrow as pa
 from etl.errors import StateError
 from etl.key_group import KEY_GROUPS, groups_of_hashes
 from etl.operators.keyed.columns import Flags, Ids, StateColumn
-from etl.operators.keyed.key_index import NOT_FOUND, KeyIndex, Numbered
+from etl.operators.keyed.table import DECLARED, KEY_PREFIX, STATE_PREFIX, KeyedTable
 from etl.state import Fragment, StateCut, StateSummary
 
 REMOVED = "removed"
 """Column of a fragment: whether the key is there no more; only where what it was is in an earlier chunk."""
-
-KEY_PREFIX, STATE_PREFIX = "key:", "state:"
-"""What the names of the other columns begin with."""
-
-DECLARED = "declared"
-"""Key in a column's metadata: see :attr:`etl.operators.keyed.columns.StateColumn.declared`."""
 
 CHAIN_CHUNKS_MAX = 128
 """A restore of a key group reads no more chunks than that."""
@@ -32,124 +26,33 @@ CUT_ROWS_MAX = 65_536
 _NONE = -1
 
 
-class ChangedIds:
-    """Ids that were touched since they were last asked for."""
+class KeyedTables:
+    """Tables of an operator that are stored together: a fragment has the columns of all of them.
 
-    def __init__(self) -> None:
-        self._flags: Flags = np.zeros(0, dtype=np.bool_)
-
-    def add(self, ids: Ids, size: int) -> None:
-        """Note ids, all below ``size``."""
-        if size > len(self._flags):
-            self._flags = grown_flags(self._flags, size)
-        self._flags[ids] = True
-
-    def discard(self, ids: Ids) -> None:
-        """They are noted no more."""
-        self._flags[ids[ids < len(self._flags)]] = False
-
-    def take(self) -> Ids:
-        """The ids, ascending; none of them is noted any more."""
-        ids = np.flatnonzero(self._flags)
-        self._flags[ids] = False
-        return ids
-
-
-def grown_flags(flags: Flags, size: int) -> Flags:
-    """Flags with room for ids below ``size`` and some more; those added are False."""
-    grown = np.zeros(max(size, 2 * len(flags)), dtype=np.bool_)
-    grown[: len(flags)] = flags
-    return grown
-
-
-class KeyedState:
-    """One row of state for each key.
+    A row has NULL in the columns of the other tables. Which table it belongs to is told by the first key column that is
+    the table's own; rows of the table without a name have none.
 
     Args:
         uid: The operator.
-        keys: Name and type of the key's columns.
-        columns: The columns of the state by name; the caller reads and writes them by id.
-        grouped_by: How many of the key's columns, from the first on, decide about the key group: those by which rows
-            are exchanged. All when None.
+        tables: By name. All are grouped by the same columns of the key; those with a name have more of them behind,
+            which are never NULL.
     """
 
-    def __init__(
-        self,
-        uid: str,
-        keys: Mapping[str, pa.DataType],
-        columns: Mapping[str, StateColumn],
-        grouped_by: int | None = None,
-    ) -> None:
+    def __init__(self, uid: str, tables: Mapping[str, KeyedTable]) -> None:
         self._uid = uid
-        self._index = KeyIndex(list(keys.values()), grouped_by)
-        self._columns = dict(columns)
-        self._changed = ChangedIds()
-        self._removed: Flags = np.zeros(0, dtype=np.bool_)
-        self._stored: Flags = np.zeros(0, dtype=np.bool_)
+        self._tables = list(tables.values())
         self._chains = _Chains()
-        fields = [pa.field(KEY_PREFIX + name, arrow) for name, arrow in keys.items()]
-        fields += [_state_field(name, column) for name, column in columns.items()]
-        self._schema = pa.schema([pa.field(REMOVED, pa.bool_()), *fields])
-
-    def __len__(self) -> int:
-        return len(self._index) - int(self._removed.sum())
-
-    @property
-    def ids_end(self) -> int:
-        """All ids are below."""
-        return self._index.ids_end
-
-    def add(self, keys: Sequence[pa.Array]) -> Numbered:
-        """Number keys that all differ; the columns have room for them, and are NULL where a key is new."""
-        numbered = self._index.add(keys)
-        for column in self._columns.values():
-            column.reserve(self.ids_end)
-        if self.ids_end > len(self._removed):
-            self._removed = grown_flags(self._removed, self.ids_end)
-            self._stored = grown_flags(self._stored, self.ids_end)
-        returned = self._removed[numbered.ids]
-        if returned.any():
-            self._removed[numbered.ids] = False
-            return Numbered(numbered.ids, numbered.new | returned)
-        return numbered
-
-    def remove(self, ids: Ids) -> None:
-        """Forget keys: they are new when they come again.
-
-        The ids of those that a chunk knows of stay theirs until the next cut has told that they are gone.
-        """
-        is_stored = self._stored[ids]
-        self._forget(ids[~is_stored])
-        stored = ids[is_stored]
-        for column in self._columns.values():
-            column.clear(stored)
-        self._removed[stored] = True
-        self.touch(stored)
-
-    def find(self, keys: Sequence[pa.Array]) -> Ids:
-        """The ids of keys, of which any may come many times; ``NOT_FOUND`` for those that are not there."""
-        ids = self._index.find(keys)
-        known = np.flatnonzero(ids != NOT_FOUND)
-        ids[known[self._removed[ids[known]]]] = NOT_FOUND
-        return ids
-
-    def keys(self, ids: Ids) -> list[pa.Array]:
-        """The keys of ids."""
-        return self._index.keys(ids)
-
-    def live_ids(self) -> Ids:
-        """The ids of all keys that are there, ascending."""
-        ids = self._index.live_ids()
-        return ids[~self._removed[ids]]
-
-    def rows(self, ids: Ids) -> pa.RecordBatch:
-        """Keys and state of ids, in the columns of a fragment."""
-        columns = [*self._index.keys(ids), *(column.take(ids) for column in self._columns.values())]
-        return pa.RecordBatch.from_arrays(columns, schema=pa.schema(list(self._schema)[1:]))
-
-    def touch(self, ids: Ids) -> None:
-        """The state of these ids has changed and belongs into the next cut."""
-        self._changed.add(ids, self.ids_end)
+        fields: dict[str, pa.Field] = {REMOVED: pa.field(REMOVED, pa.bool_())}
+        own = [{field.name: field for field in table.fields(name)} for name, table in tables.items()]
+        for part in (KEY_PREFIX, STATE_PREFIX):
+            fields |= {name: field for one in own for name, field in one.items() if name.startswith(part)}
+        self._schema = pa.schema(list(fields.values()))
+        names = self._schema.names
+        self._places = [[names.index(name) for name in one] for one in own]
+        self._marks = [
+            names.index(list(one)[table.grouped_by]) if name else None
+            for (name, table), one in zip(tables.items(), own, strict=True)
+        ]
 
     def restore(self, fragments: Sequence[Fragment]) -> None:
         """See :meth:`etl.state.StatefulOperator.restore`."""
@@ -162,18 +65,19 @@ class KeyedState:
                 )
         # All at once: no key is in two key groups, and a step for each of many small fragments is what takes time.
         for rows in pa.Table.from_batches([one.rows for one in fragments], self._schema).combine_chunks().to_batches():
-            self._take_in(rows)
+            for table, places, mark in zip(self._tables, self._places, self._marks, strict=True):
+                some = self._rows_of_table(rows, mark)
+                table.take_in(np.asarray(some.column(0)), [some.column(place) for place in places])
         for fragment in fragments:
             self._chains.restored(fragment)
 
-    def _take_in(self, rows: pa.RecordBatch) -> None:
-        removed, *columns = rows.columns
-        keys = len(columns) - len(self._columns)
-        ids = self.add(columns[:keys]).ids
-        for column, values in zip(self._columns.values(), columns[keys:], strict=True):
-            column.put(ids, values)
-        self._stored[ids] = True
-        self._forget(ids[np.asarray(removed)])
+    def _rows_of_table(self, rows: pa.RecordBatch, mark: int | None) -> pa.RecordBatch:
+        if len(self._tables) == 1:
+            return rows
+        if mark is not None:
+            return rows.filter(rows.column(mark).is_valid())
+        others = [np.asarray(rows.column(other).is_valid()) for other in self._marks if other is not None]
+        return rows.filter(pa.array(~np.logical_or.reduce(others)))
 
     def cut(self, watermark: int | None = None, late_rows: int = 0) -> StateCut:
         """See :meth:`etl.state.StatefulOperator.cut`.
@@ -186,45 +90,88 @@ class KeyedState:
         return StateCut(self._uid, fragments, StateSummary(self._chains.chunks, watermark, late_rows))
 
     def _changed_fragments(self) -> Sequence[Fragment]:
-        changed = self._changed.take()
-        if not len(changed):
+        changed = [table.take_changed() for table in self._tables]
+        groups = [groups_of_hashes(table.hashes(ids)) for table, ids in zip(self._tables, changed, strict=True)]
+        changes = np.bincount(np.concatenate(groups), minlength=KEY_GROUPS)
+        if not changes.any():
             return ()
-        groups = groups_of_hashes(self._index.hashes(changed))
-        changes = np.bincount(groups, minlength=KEY_GROUPS)
         is_full = self._chains.next_is_full(changes)
-        ids = changed[~is_full[groups]]
-        if is_full.any():
-            everything = self.live_ids()
-            ids = np.concatenate([ids, everything[is_full[groups_of_hashes(self._index.hashes(everything))]]])
-        fragments = self._fragments(ids, np.flatnonzero(changes), is_full)
-        self._stored[ids] = True
-        self._forget(changed[self._removed[changed]])
+        written: list[Ids] = []
+        for table, ids, of_ids in zip(self._tables, changed, groups, strict=True):
+            ids = ids[~is_full[of_ids]]
+            if is_full.any():
+                everything = table.live_ids()
+                ids = np.concatenate([ids, everything[is_full[groups_of_hashes(table.hashes(everything))]]])
+            written.append(ids)
+        fragments = self._fragments(written, np.flatnonzero(changes), is_full)
+        for table, ids, of_table in zip(self._tables, written, changed, strict=True):
+            table.told(ids, of_table)
         return fragments
 
-    def _forget(self, ids: Ids) -> None:
-        self._removed[ids] = False
-        self._stored[ids] = False
-        self._changed.discard(ids)
-        for column in self._columns.values():
-            column.clear(ids)
-        self._index.remove(ids)
-
-    def _fragments(self, ids: Ids, changed_groups: Ids, is_full: Flags) -> list[Fragment]:
-        hashes = self._index.hashes(ids)
-        order = np.argsort(hashes, kind="stable")
-        ids = ids[order]
-        borders = np.searchsorted(groups_of_hashes(hashes[order]), np.arange(KEY_GROUPS + 1))
+    def _fragments(self, ids: Sequence[Ids], changed_groups: Ids, is_full: Flags) -> list[Fragment]:
+        ordered = [_by_group(table, of_table) for table, of_table in zip(self._tables, ids, strict=True)]
         fragments: list[Fragment] = []
-        for groups in _runs(changed_groups, borders):
-            first, last = int(borders[groups[0]]), int(borders[groups[-1] + 1])
-            some = ids[first:last]
-            columns = [pa.array(self._removed[some]), *self.rows(some).columns]
-            rows = pa.RecordBatch.from_arrays(columns, schema=self._schema)
+        for groups in _runs(changed_groups, np.sum([borders for _, borders in ordered], axis=0)):
+            ends = [(int(borders[groups[0]]), int(borders[groups[-1] + 1])) for _, borders in ordered]
+            parts = [
+                self._rows(number, sorted_ids[first:last])
+                for number, ((sorted_ids, _), (first, last)) in enumerate(zip(ordered, ends, strict=True))
+            ]
             for group in groups:
-                begin, end = int(borders[group]), int(borders[group + 1])
-                sequence = self._chains.append(group, end - begin, full=bool(is_full[group]))
-                fragments.append(Fragment(group, sequence, rows.slice(begin - first, end - begin)))
+                slices = [
+                    rows.slice(int(borders[group]) - first, int(borders[group + 1] - borders[group]))
+                    for rows, (_, borders), (first, _) in zip(parts, ordered, ends, strict=True)
+                ]
+                rows = slices[0] if len(slices) == 1 else pa.concat_batches(slices)
+                sequence = self._chains.append(group, rows.num_rows, full=bool(is_full[group]))
+                fragments.append(Fragment(group, sequence, rows))
         return fragments
+
+    def _rows(self, number: int, ids: Ids) -> pa.RecordBatch:
+        table, places = self._tables[number], self._places[number]
+        columns = dict(zip(places, table.values(ids), strict=True))
+        columns[0] = pa.array(table.removed(ids))
+        arrays = [
+            columns[place] if place in columns else pa.nulls(len(ids), field.type)
+            for place, field in enumerate(self._schema)
+        ]
+        return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+
+
+class KeyedState(KeyedTable):
+    """A table that is all that its operator stores.
+
+    Args:
+        uid: The operator.
+        keys: See :class:`~etl.operators.keyed.table.KeyedTable`.
+        columns: See there.
+        grouped_by: See there.
+    """
+
+    def __init__(
+        self,
+        uid: str,
+        keys: Mapping[str, pa.DataType],
+        columns: Mapping[str, StateColumn],
+        grouped_by: int | None = None,
+    ) -> None:
+        super().__init__(keys, columns, grouped_by)
+        self._stored_as = KeyedTables(uid, {"": self})
+
+    def restore(self, fragments: Sequence[Fragment]) -> None:
+        """See :meth:`etl.state.StatefulOperator.restore`."""
+        self._stored_as.restore(fragments)
+
+    def cut(self, watermark: int | None = None, late_rows: int = 0) -> StateCut:
+        """See :meth:`KeyedTables.cut`."""
+        return self._stored_as.cut(watermark, late_rows)
+
+
+def _by_group(table: KeyedTable, ids: Ids) -> tuple[Ids, Ids]:
+    """Ids in the order of their hashes, and where the key groups begin among them."""
+    hashes = table.hashes(ids)
+    order = np.argsort(hashes, kind="stable")
+    return ids[order], np.searchsorted(groups_of_hashes(hashes[order]), np.arange(KEY_GROUPS + 1))
 
 
 def _runs(groups: Ids, borders: Ids) -> Iterator[list[int]]:
@@ -271,12 +218,6 @@ class _Chains:
 
     def restored(self, fragment: Fragment) -> None:
         self.append(fragment.key_group, fragment.rows.num_rows, full=fragment.sequence == 0)
-
-
-def _state_field(name: str, column: StateColumn) -> pa.Field:
-    return pa.field(
-        STATE_PREFIX + name, column.arrow, metadata={DECLARED: column.declared} if column.declared else None
-    )
 
 
 def _shown(schema: pa.Schema) -> str:
