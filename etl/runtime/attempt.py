@@ -14,7 +14,7 @@ from etl.runtime.coordinator import Coordinator, Outlets, SourceHandle
 from etl.runtime.environment import RunEnvironment
 from etl.runtime.executor import SHUTDOWN_TIMEOUT_S, STOPPING_TIMEOUT_S, ThreadExecutor
 from etl.runtime.keeper import LeaseKeeper
-from etl.runtime.message import Failed, Message, StopRequested
+from etl.runtime.message import Failed, Message, SavepointRequested, StopRequested
 from etl.runtime.recovery import SinkPart
 from etl.runtime.source_subtask import SourceSubtask
 from etl.runtime.transactions import StoreTransactions
@@ -22,7 +22,7 @@ from etl.runtime.wiring import Wiring, wire
 from etl.sink import CheckpointMode, Committer, Connect, Connection, Delivery, SinkContext, SupportsCommitter
 from etl.sqlstate import translated_in_store
 from etl.state import RestoredState, StateSummary
-from etl.store import checkpoints, state
+from etl.store import checkpoints, pruning, savepoints, state
 from etl.store.checkpoints import CompletedCheckpoint, Restored
 from etl.store.database import Database, StoreConnection
 from etl.store.integrity import require_states_unchanged, require_whole
@@ -30,6 +30,7 @@ from etl.store.lease import Lease, application_name, known_targets, observe, reg
 from etl.store.ledger import DatabaseLedger
 from etl.store.runs import RunTotals, save_totals
 from etl.store.state import OperatorState
+from etl.store.tables import Trigger
 from etl.store.write_ahead_log import DatabaseWriteAheadLog
 from etl.transaction import commit
 
@@ -59,6 +60,7 @@ class Attempt:
         self._emit = environment.telemetry.emit
         self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._former: dict[str, OperatorState] = {}
+        self._rows_written: Mapping[str, int] = {}
 
     def run(self) -> None:
         """Run to the end of the input or until stopped; everything read is then committed and visible.
@@ -72,11 +74,13 @@ class Attempt:
                 self._lease,
                 self._environment.owner_timeout_s,
                 lambda error: self._inbox.put(Failed(error)),
+                self._savepoint_asked,
                 self._environment.clock,
             )
             require_states_unchanged(self._session, self._lease)
             restored = checkpoints.restore(self._session, self._lease)
             self._former = dict(restored.states)
+            self._rows_written = restored.rows_written_total
             require_whole(self._session, self._lease, restored)
             sink_ids = self._register_sinks()
             keeper.start()
@@ -91,6 +95,11 @@ class Attempt:
             parts = self._parts(sink_ids, transactions, resources)
             self._recover(parts, restored)
             self._run_subtasks(parts, restored, stored, transactions, resources)
+
+    def _savepoint_asked(self, stop: bool) -> None:
+        if stop:
+            self._environment.stop.with_savepoint = True
+        self._inbox.put(SavepointRequested(stop))
 
     def _stored_state(self, restored: Restored) -> dict[str, RestoredState]:
         """What the job's operators remember; each operator takes its own out.
@@ -338,7 +347,8 @@ class Attempt:
             uid: self._operator_state(uid, completed.checkpoint_id, summary, operators[uid].describe())
             for uid, summary in completed.summaries.items()
         }
-        return replace(completed, committables=handles, states=states)
+        written = RunTotals(0, dict(self._rows_written)).plus(0, completed.rows_written).rows_written
+        return replace(completed, committables=handles, states=states, rows_written_total=written)
 
     def _operator_state(self, uid: str, checkpoint_id: int, summary: StateSummary, declared: str) -> OperatorState:
         """With what began at the first checkpoint of the operator's life in this job, and goes on."""
@@ -360,11 +370,14 @@ class Attempt:
                 self._emit("checkpoint.head_advanced", checkpoint=number)
                 checkpoints.record(session, self._lease, self._run_id, completed)
                 save_totals(session, self._run_id, totals, number)
-                checkpoints.prune(session, self._lease, number, self._environment.job.checkpoint.keep)
+                if completed.trigger is Trigger.SAVEPOINT:
+                    savepoints.grant(session, self._lease, number, ending=completed.ending)
+                pruning.prune(session, self._lease, number, self._environment.job.checkpoint.keep)
             self._emit("checkpoint.recorded", checkpoint=number)
             commit(session.driver)
             self._emit("checkpoint.completed", checkpoint=number)
         self._totals.set(totals)
+        self._rows_written = completed.rows_written_total
 
     def _commit_unrecorded(self, transactions: StoreTransactions, checkpoint_id: int) -> None:
         with transactions.completing(checkpoint_id) as session:

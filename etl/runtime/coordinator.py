@@ -32,6 +32,7 @@ from etl.runtime.message import (
     Message,
     PositionsSnapshotted,
     ReleaseBarrier,
+    SavepointRequested,
     SourceActivity,
     SourceDry,
     StateSnapshotted,
@@ -70,6 +71,7 @@ class PendingCheckpoint:
 
     checkpoint_id: int
     trigger: Trigger
+    ending: bool
     started_s: float
     sources_awaited: set[str]
     sinks_awaited: set[str]
@@ -131,6 +133,7 @@ class Coordinator:
         self._dry: set[str] = set()
         self._asked: set[str] = set()
         self._timers_fired = False
+        self._savepoint_due = False
         self._stopping = False
         self._stop_by_s = math.inf
         self._finishing = False
@@ -178,12 +181,12 @@ class Coordinator:
             case _:
                 self._note_end(message)
 
-    def _note_end(self, message: SourceDry | StopRequested | SubtaskEnded) -> None:
+    def _note_end(self, message: SourceDry | StopRequested | SavepointRequested | SubtaskEnded) -> None:
         match message:
             case SourceDry():
                 self._dry.add(message.uid)
-            case StopRequested():
-                self._stop()
+            case StopRequested() | SavepointRequested():
+                self._requested(message)
             case SubtaskEnded():
                 self._running.discard(message.uid)
 
@@ -202,11 +205,19 @@ class Coordinator:
             f" waiting for {awaited}"
         )
 
-    def _stop(self) -> None:
+    def _requested(self, message: StopRequested | SavepointRequested) -> None:
+        if isinstance(message, StopRequested):
+            self._stop_by_s = min(self._stop_by_s, self._clock.monotonic_s() + STOP_TIMEOUT_S)
+        # One that is under way grants every request, but for those that ask for the end when it is not the last.
+        elif self._pending is None or self._pending.trigger is not Trigger.SAVEPOINT:
+            self._savepoint_due = True
+        if isinstance(message, StopRequested) or message.stop:
+            self._stop_reading()
+
+    def _stop_reading(self) -> None:
         if self._stopping:
             return
         self._stopping = True
-        self._stop_by_s = self._clock.monotonic_s() + STOP_TIMEOUT_S
         for source in self._sources.values():
             if source.uid not in self._dry:
                 source.command(StopReading())
@@ -218,10 +229,14 @@ class Coordinator:
             return
         moved = self._timers_fired or any(source.activity.moved for source in self._sources.values())
         if self._dry == set(self._sources):
-            if moved:
+            if self._savepoint_due:
+                self._trigger(Trigger.SAVEPOINT)
+            elif moved:
                 self._trigger(Trigger.STOP if self._stopping else Trigger.END_OF_INPUT)
             else:
                 self._finish()
+        elif self._savepoint_due and not self._stopping:
+            self._trigger(Trigger.SAVEPOINT)
         elif self._asked:
             self._trigger(Trigger.ROWS)
         elif self._clock.monotonic_s() >= self._due_s:
@@ -233,9 +248,12 @@ class Coordinator:
     def _trigger(self, trigger: Trigger) -> None:
         checkpoint_id = self._last_id + 1
         self._timers_fired = False
+        if trigger is Trigger.SAVEPOINT:
+            self._savepoint_due = False
         self._pending = PendingCheckpoint(
             checkpoint_id,
             trigger,
+            self._dry == set(self._sources),
             self._clock.monotonic_s(),
             set(self._sources),
             set(self._committers),
@@ -321,6 +339,7 @@ class Coordinator:
             duration_ms=int((self._clock.monotonic_s() - pending.started_s) * 1000),
             state=pending.state,
             summaries=pending.states,
+            ending=pending.ending,
         )
         self._outlets.complete(completed)
 

@@ -1,4 +1,7 @@
-"""Keeps the lease: moves the heartbeat from the owner's session and notices when the job was taken over."""
+"""Keeps the lease: moves the heartbeat from the owner's session, and notices what others want of the run.
+
+That is: to take the job over, which ends it, or a savepoint of it.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +24,7 @@ class LeaseKeeper:
         lease: The lease to keep.
         owner_timeout_s: Others take over after so long without a beat; four beats fit in.
         report: Called with the error.
+        asked: Called while a savepoint is asked for, with whether the run is to end with it.
         clock: For waiting.
     """
 
@@ -30,12 +34,14 @@ class LeaseKeeper:
         lease: Lease,
         owner_timeout_s: float,
         report: Callable[[BaseException], None],
+        asked: Callable[[bool], None],
         clock: Clock,
     ) -> None:
         self._connection = connection
         self._lease = lease
         self._interval_s = min(HEARTBEAT_MAX_S, owner_timeout_s / 4)
         self._report = report
+        self._asked = asked
         self._clock = clock
         self._ended = Event()
         self._thread = Thread(target=self._run, name="lease", daemon=True)
@@ -52,6 +58,8 @@ class LeaseKeeper:
     def _run(self) -> None:
         try:
             while not self._clock.wait(self._ended, self._interval_s):
-                leases.beat(self._connection, self._lease)
+                stop = leases.beat(self._connection, self._lease)
+                if stop is not None:
+                    self._asked(stop)
         except Exception as error:  # noqa: BLE001 - reported, and raised by the coordinator
             self._report(error)

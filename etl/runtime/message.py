@@ -91,6 +91,17 @@ class StopRequested:
     """The user asks for a final checkpoint and the end."""
 
 
+@dataclass(frozen=True, slots=True)
+class SavepointRequested:
+    """Somebody asks for a checkpoint that is kept; said again and again until it is there.
+
+    Attributes:
+        stop: Whether the run is to end with it.
+    """
+
+    stop: bool
+
+
 Message = (
     PositionsSnapshotted
     | UnitStaged
@@ -101,6 +112,7 @@ Message = (
     | SubtaskEnded
     | Failed
     | StopRequested
+    | SavepointRequested
 )
 
 # --- from the coordinator to source subtasks ------------------------------------------------------------------------

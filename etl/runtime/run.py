@@ -196,7 +196,7 @@ def _status(stop: StopSignal, error: EtlError | None) -> RunStatus:
         return RunStatus.FENCED
     if error is not None:
         return RunStatus.FAILED
-    return RunStatus.STOPPED if stop.requested else RunStatus.SUCCEEDED
+    return RunStatus.STOPPED if stop.requested or stop.with_savepoint else RunStatus.SUCCEEDED
 
 
 def _exit_code(stop: StopSignal, error: EtlError | None) -> int:

@@ -7,11 +7,19 @@ from threading import Event
 
 
 class StopSignal:
-    """Set once, never cleared. ``request`` is safe inside a signal handler."""
+    """Set once, never cleared. ``request`` is safe inside a signal handler.
+
+    Attributes:
+        event: Set by a request.
+        signum: Decides the exit code.
+        with_savepoint: Whether somebody asked for a savepoint that the run ends with. That is no hurry: the run takes
+            the time it needs, and tries again when an attempt fails.
+    """
 
     def __init__(self) -> None:
         self.event = Event()
         self.signum: int | None = None
+        self.with_savepoint = False
         self._listener: Callable[[], None] | None = None
 
     @property

@@ -20,9 +20,6 @@ from etl.store.lease import Lease
 from etl.store.state import OperatorState
 from etl.store.tables import RunStatus, Trigger
 
-PRUNE_STATE_EVERY = 8
-"""Chunks that nobody needs harm nobody: they are looked for at one checkpoint in so many."""
-
 _KEY: LiteralString = (
     " FROM (SELECT %(job_id)s::text AS job_id, %(incarnation)s::int8 AS incarnation,"
     "              %(checkpoint_id)s::int8 AS checkpoint_id) AS key,"
@@ -60,6 +57,8 @@ class CompletedCheckpoint:
         state: What operators remember, as far as it has changed.
         summaries: By uid of an operator, its state in a few figures.
         states: The same with what else is recorded of each operator.
+        rows_written_total: Rows of all checkpoints of the job up to this one, by sink uid.
+        ending: Whether the run ends with it: nothing was read after it.
     """
 
     checkpoint_id: int
@@ -72,6 +71,8 @@ class CompletedCheckpoint:
     state: Sequence[StateChunk] = ()
     summaries: Mapping[str, StateSummary] = field(default_factory=dict)
     states: Mapping[str, OperatorState] = field(default_factory=dict)
+    rows_written_total: Mapping[str, int] = field(default_factory=dict)
+    ending: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +85,7 @@ class Restored:
         committables: Handles recorded in that checkpoint.
         settled: Whether a run has ended well at that checkpoint: all of it is visible then.
         states: By uid of an operator, what the checkpoint says of its state.
+        rows_written_total: Rows that the job has written up to the checkpoint, by sink uid.
     """
 
     checkpoint_id: int
@@ -91,6 +93,7 @@ class Restored:
     committables: Sequence[Committable] = ()
     settled: bool = False
     states: Mapping[str, OperatorState] = field(default_factory=dict)
+    rows_written_total: Mapping[str, int] = field(default_factory=dict)
 
 
 def advance_head(connection: StoreConnection, lease: Lease, checkpoint_id: int) -> None:
@@ -126,6 +129,7 @@ def record(connection: StoreConnection, lease: Lease, run_id: int, completed: Co
             duration_ms=completed.duration_ms,
             rows_read=completed.rows_read,
             rows_written=dict(completed.rows_written),
+            rows_written_total=dict(completed.rows_written_total),
             units=len(completed.committables),
             positions=len(_moved(completed)),
             splits=_splits(connection, lease, completed),
@@ -204,12 +208,14 @@ def restore(connection: StoreConnection, lease: Lease) -> Restored:
 
     The checkpoint's number comes from the claim itself: it was read under the lock of the head row.
     """
+    states, rows_written_total = _of_checkpoint(connection, lease)
     return Restored(
         checkpoint_id=lease.checkpoint_id,
         positions=_positions(connection, lease),
         committables=_committables(connection, lease),
         settled=_is_settled(connection, lease),
-        states=_states(connection, lease),
+        states=state.operator_states(states),
+        rows_written_total=rows_written_total,
     )
 
 
@@ -255,14 +261,16 @@ def _states_digest(key: Mapping[str, Any], chunks: int, states: Mapping[str, Any
     return sa.func.sha256(sa.func.convert_to(sa.cast(sa.func.jsonb_build_array(*parts), sa.Text), "UTF8"))
 
 
-def _states(connection: StoreConnection, lease: Lease) -> dict[str, OperatorState]:
+def _of_checkpoint(connection: StoreConnection, lease: Lease) -> tuple[Mapping[str, Any], Mapping[str, int]]:
+    """States and total rows of the last completed checkpoint; empty before the first."""
     column = tables.checkpoint.c
-    query = sa.select(column.states).where(
+    query = sa.select(column.states, column.rows_written_total).where(
         column.job_id == lease.job_id,
         column.incarnation == lease.incarnation,
         column.checkpoint_id == lease.checkpoint_id,
     )
-    return state.operator_states(connection.core.execute(query).scalar_one_or_none() or {})
+    found = connection.core.execute(query).one_or_none()
+    return ({}, {}) if found is None else (found[0], found[1])
 
 
 def _is_settled(connection: StoreConnection, lease: Lease) -> bool:
@@ -273,42 +281,3 @@ def _is_settled(connection: StoreConnection, lease: Lease) -> bool:
         column.status.in_([RunStatus.SUCCEEDED, RunStatus.STOPPED]),
     )
     return bool(connection.core.execute(sa.select(ended_well.exists())).scalar_one())
-
-
-def prune(connection: StoreConnection, lease: Lease, checkpoint_id: int, keep: int) -> None:
-    """Drop what newer checkpoints have subsumed, keeping the newest ``keep``; the caller's transaction commits it.
-
-    A position row goes only when a newer row of the same split is old enough to be kept itself.
-    """
-    oldest = checkpoint_id - keep + 1
-    if oldest <= 1:
-        return
-    for table in (tables.checkpoint, tables.committable):
-        connection.core.execute(
-            sa.delete(table).where(
-                table.c.job_id == lease.job_id,
-                table.c.incarnation == lease.incarnation,
-                table.c.checkpoint_id < oldest,
-            )
-        )
-    old, newer = tables.position, tables.position.alias("newer")
-    superseded = sa.exists().where(
-        newer.c.job_id == old.c.job_id,
-        newer.c.incarnation == old.c.incarnation,
-        newer.c.uid == old.c.uid,
-        newer.c.split_id == old.c.split_id,
-        newer.c.checkpoint_id > old.c.checkpoint_id,
-        newer.c.checkpoint_id <= oldest,
-    )
-    connection.core.execute(
-        sa.delete(old).where(
-            old.c.job_id == lease.job_id,
-            old.c.incarnation == lease.incarnation,
-            old.c.checkpoint_id < oldest,
-            superseded,
-        )
-    )
-    if checkpoint_id % PRUNE_STATE_EVERY == 0:
-        state.prune(connection, lease, oldest)
-    if checkpoint_id == lease.checkpoint_id + 1:
-        state.prune_forgotten(connection, lease)

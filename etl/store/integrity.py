@@ -27,6 +27,7 @@ _EDITED_COMMITTABLE: LiteralString = " FROM etl.committable" + _MINE + tables.CO
 _EDITED_STATES: LiteralString = (
     " FROM etl.checkpoint WHERE job_id = %s AND incarnation = %s AND states_digest <> " + tables.STATES_DIGEST
 )
+_EDITED_SAVEPOINT: LiteralString = " FROM etl.savepoint WHERE job_id = %s AND digest <> " + tables.SAVEPOINT_DIGEST
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +96,9 @@ def _require_unchanged(connection: StoreConnection, lease: Lease) -> None:
         raise StateError(
             f'etl.committable: that of sink "{uid}", checkpoint {number}, is not the one that was written: {CURE}'
         )
+    edited = connection.driver.execute("SELECT name" + _EDITED_SAVEPOINT, mine[:1]).fetchone()
+    if edited is not None:
+        raise StateError(f'etl.savepoint: "{edited[0]}" is not the one that was written: {CURE}')
 
 
 def require_states_unchanged(connection: StoreConnection, lease: Lease) -> None:

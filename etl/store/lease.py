@@ -236,21 +236,28 @@ def terminate_sessions(
     return [pid for (pid,) in connection.execute("SELECT pid" + _OUTDATED, outdated)]
 
 
-def beat(connection: Connection, lease: Lease) -> None:
+def beat(connection: Connection, lease: Lease) -> bool | None:
     """Move the heartbeat, from the owner's session.
+
+    Returns:
+        Whether a savepoint is asked for, and the end of the run with it; None when there is no such request.
 
     Raises:
         FencedError: A newer run owns the job.
     """
     try:
         cursor = connection.execute(
-            "UPDATE etl.head SET heartbeat = heartbeat + 1 WHERE job_id = %s AND epoch = %s",
+            "UPDATE etl.head h SET heartbeat = heartbeat + 1 WHERE job_id = %s AND epoch = %s"
+            " RETURNING (SELECT bool_or(stop) FROM etl.savepoint_request r WHERE r.job_id = h.job_id)",
             [lease.job_id, lease.epoch],
         )
     except psycopg.errors.LockNotAvailable:
-        return  # our own completing transaction holds the row, or a claim: the next beat will tell
-    if cursor.rowcount != 1:
+        return None  # our own completing transaction holds the row, or a claim: the next beat will tell
+    row = cursor.fetchone()
+    if row is None:
         raise FencedError(f"epoch {lease.epoch} was overtaken by a newer run of the job")
+    stop: bool | None = row[0]
+    return stop
 
 
 def release(connection: Connection, lease: Lease) -> None:

@@ -35,22 +35,6 @@ _CHAINS: LiteralString = (
     "  WHERE job_id = %s AND incarnation = %s AND checkpoint_id BETWEEN since AND %s) AS chunk"
     " WHERE checkpoint_id >= first ORDER BY uid, key_group, checkpoint_id"
 )
-_REPLACED: LiteralString = (
-    "SELECT job_id, incarnation, uid, key_group,"
-    "       max(checkpoint_id) FILTER (WHERE sequence = 0 AND checkpoint_id <= %(oldest)s)"
-    " FROM etl.state WHERE job_id = %(job)s AND incarnation = %(incarnation)s GROUP BY 1, 2, 3, 4"
-    " HAVING min(checkpoint_id) < max(checkpoint_id) FILTER (WHERE sequence = 0 AND checkpoint_id <= %(oldest)s)"
-)
-# One by one and by key: without statistics the planner joins the table with itself row by row.
-_DELETE_REPLACED: LiteralString = (
-    "DELETE FROM etl.state"
-    " WHERE job_id = %s AND incarnation = %s AND uid = %s AND key_group = %s AND checkpoint_id < %s"
-)
-_FORGOTTEN: LiteralString = (
-    "DELETE FROM etl.state s WHERE job_id = %(job)s AND incarnation = %(incarnation)s AND NOT EXISTS ("
-    "  SELECT FROM etl.checkpoint c WHERE c.job_id = %(job)s AND c.incarnation = %(incarnation)s"
-    "  AND (c.states -> s.uid ->> 'since')::int8 <= s.checkpoint_id)"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,20 +137,6 @@ def restore(
                 f' "{uid}", and {len(found[uid])} are there: {CURE}'
             )
     return found
-
-
-def prune(connection: StoreConnection, lease: Lease, oldest: int) -> None:
-    """Drop chunks that a newer full one has replaced for all checkpoints from ``oldest`` on; the caller commits."""
-    key = {"job": lease.job_id, "incarnation": lease.incarnation, "oldest": oldest}
-    replaced = connection.driver.execute(_REPLACED, key).fetchall()
-    if replaced:
-        with connection.driver.cursor() as cursor:
-            cursor.executemany(_DELETE_REPLACED, replaced)
-
-
-def prune_forgotten(connection: StoreConnection, lease: Lease) -> None:
-    """Drop the state of operators, or of earlier lives of theirs, that no kept checkpoint has; the caller commits."""
-    connection.driver.execute(_FORGOTTEN, {"job": lease.job_id, "incarnation": lease.incarnation})
 
 
 def _require_next(chunk: StateChunk, checkpoint_id: int, before: Fragment | None) -> None:

@@ -1,11 +1,12 @@
 """Tables of the schema ``etl``, as SQLAlchemy Core sees them.
 
-The migrations own the schema; a test asserts that both yield the same one. Five tables matter for the protocol:
+The migrations own the schema; a test asserts that both yield the same one. Six tables matter for the protocol:
 
 * ``head`` — one row a job: the fencing token (``epoch``), the last completed checkpoint, the owner's session. It is
   always locked first, by primary key.
 * ``committable`` — what the last completed checkpoints staged and where.
 * ``state`` — what operators remember, in chunks; see :mod:`etl.state`.
+* ``savepoint`` — names of checkpoints, which are kept as long as they have one.
 * ``fence`` and ``commit_ledger`` — also in every target database: who may write, and what was committed.
 """
 
@@ -48,6 +49,8 @@ class Trigger(StrEnum):
     ROWS = "rows"
     END_OF_INPUT = "end-of-input"
     STOP = "stop"
+    SAVEPOINT = "savepoint"
+    REWIND = "rewind"
 
 
 def _one_of(column: str, values: type[StrEnum]) -> sa.CheckConstraint:
@@ -123,6 +126,7 @@ checkpoint = sa.Table(
     sa.Column("duration_ms", sa.BigInteger, nullable=False),
     sa.Column("rows_read", sa.BigInteger, nullable=False),
     sa.Column("rows_written", JSONB, nullable=False),
+    sa.Column("rows_written_total", JSONB, nullable=False),
     sa.Column("units", sa.Integer, nullable=False),
     sa.Column("positions", sa.Integer, nullable=False),
     sa.Column("splits", sa.BigInteger, nullable=False),
@@ -130,6 +134,31 @@ checkpoint = sa.Table(
     sa.Column("states", JSONB, nullable=False),
     sa.Column("states_digest", BYTEA, nullable=False),
     _one_of("trigger", Trigger),
+)
+
+savepoint = sa.Table(
+    "savepoint",
+    metadata,
+    sa.Column("job_id", sa.Text, sa.ForeignKey(job.c.job_id), primary_key=True),
+    sa.Column("name", sa.Text, primary_key=True),
+    sa.Column("incarnation", sa.BigInteger, nullable=False),
+    sa.Column("checkpoint_id", sa.BigInteger, nullable=False),
+    sa.Column("created_at", sa.TIMESTAMP(timezone=True), nullable=False, server_default=sa.func.now()),
+    sa.Column("digest", BYTEA, nullable=False),
+    sa.ForeignKeyConstraint(
+        ["job_id", "incarnation", "checkpoint_id"],
+        [checkpoint.c.job_id, checkpoint.c.incarnation, checkpoint.c.checkpoint_id],
+    ),
+    sa.CheckConstraint("name ~ '^[A-Za-z][A-Za-z0-9_.-]{0,99}$'", name="name_is_no_number"),
+)
+
+savepoint_request = sa.Table(
+    "savepoint_request",
+    metadata,
+    sa.Column("job_id", sa.Text, sa.ForeignKey(job.c.job_id), primary_key=True),
+    sa.Column("name", sa.Text, primary_key=True),
+    sa.Column("stop", sa.Boolean, nullable=False),
+    sa.Column("requested_at", sa.TIMESTAMP(timezone=True), nullable=False, server_default=sa.func.now()),
 )
 
 position = sa.Table(
@@ -188,6 +217,11 @@ STATES_DIGEST: LiteralString = (
     "sha256(convert_to(jsonb_build_array(job_id, incarnation, checkpoint_id, chunks, states)::text, 'UTF8'))"
 )
 """What ``states_digest`` must be in a row of ``etl.checkpoint``."""
+
+SAVEPOINT_DIGEST: LiteralString = (
+    "sha256(convert_to(jsonb_build_array(job_id, name, incarnation, checkpoint_id)::text, 'UTF8'))"
+)
+"""What ``digest`` must be in a row of ``etl.savepoint``."""
 
 fence = sa.Table(
     "fence",

@@ -49,7 +49,7 @@ def test_command_in_the_table_is_the_one_it_names(name: str) -> None:
     command = COMMANDS[name].load()
 
     assert command.name == name
-    assert isinstance(command, click.Group) == (name in ("state", "db", "server"))
+    assert isinstance(command, click.Group) == (name in ("state", "savepoint", "db", "server"))
 
 
 def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:

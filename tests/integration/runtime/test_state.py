@@ -16,7 +16,7 @@ from etl.runtime.run import RunOptions, run_job
 from etl.runtime.stop import StopSignal
 from etl.runtime.summary import RunSummary
 from etl.runtime.telemetry import Event, Telemetry
-from etl.store import checkpoints, state
+from etl.store import pruning, state
 from etl.store.database import Database
 from sinks import PostgresTable, TransactionalSink, TwoPhaseCommitSink, UpsertSink
 from tests.support.scripted import Numbers
@@ -103,7 +103,7 @@ def test_failed_run_leaves_no_state_of_its_checkpoint(store_url: str) -> None:
 
 @pytest.mark.parametrize("keep", [1, 2])
 def test_chunks_that_no_checkpoint_needs_are_pruned(store_url: str, keep: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoints, "PRUNE_STATE_EVERY", 1)
+    monkeypatch.setattr(pruning, "PRUNE_STATE_EVERY", 1)
     for count in range(10, 300, 30):
         assert run(store_url, Totals(count, keep=keep).job()).exit_code == 0
         check(store_url, count)

@@ -15,7 +15,7 @@ from psycopg import sql
 from etl.clock import SystemClock
 from etl.errors import FencedError
 from etl.sink import Committable
-from etl.store import checkpoints, runs
+from etl.store import checkpoints, pruning, runs
 from etl.store import lease as leases
 from etl.store.checkpoints import CompletedCheckpoint
 from etl.store.database import Database, StoreConnection
@@ -37,7 +37,7 @@ class Owner:
         with transaction(self.session.driver):
             checkpoints.advance_head(self.session, self.lease, number)
             checkpoints.record(self.session, self.lease, self.run_id, completed)
-            checkpoints.prune(self.session, self.lease, number, keep)
+            pruning.prune(self.session, self.lease, number, keep)
 
     def restore(self, number: int) -> checkpoints.Restored:
         return checkpoints.restore(self.session, replace(self.lease, checkpoint_id=number))

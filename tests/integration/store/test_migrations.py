@@ -76,7 +76,8 @@ def test_run_is_refused_when_the_schema_is_newer(store_url: str) -> None:
 
 def test_upgrade_counts_what_former_checkpoints_hold(store_url: str) -> None:
     with psycopg.connect(store_url, autocommit=True) as connection:
-        connection.execute("DROP TABLE etl.state CASCADE")
+        connection.execute("DROP TABLE etl.state, etl.savepoint, etl.savepoint_request CASCADE")
+        connection.execute("ALTER TABLE etl.checkpoint DROP COLUMN rows_written_total")
         connection.execute(
             "ALTER TABLE etl.checkpoint DROP COLUMN chunks, DROP COLUMN states, DROP COLUMN states_digest"
         )
@@ -91,8 +92,8 @@ def test_upgrade_counts_what_former_checkpoints_hold(store_url: str) -> None:
             " VALUES ('0123456789abcdef', 'succeeded', 1, 'h', 1, 'v')"
         )
         connection.execute(
-            "INSERT INTO etl.checkpoint SELECT '0123456789abcdef', 1, number, 1, run_id, 'rows', now(), 1, 1, '{}'"
-            " FROM etl.run, generate_series(1, 2) number"
+            "INSERT INTO etl.checkpoint SELECT '0123456789abcdef', 1, number, 1, run_id, 'rows', now(), 1, 1,"
+            " '{\"out\": 5}' FROM etl.run, generate_series(1, 2) number"
         )
         connection.execute(
             "INSERT INTO etl.position VALUES ('0123456789abcdef', 1, 's', 'a', 1, '{}'),"
@@ -102,6 +103,6 @@ def test_upgrade_counts_what_former_checkpoints_hold(store_url: str) -> None:
         connection.execute("INSERT INTO etl.committable VALUES ('0123456789abcdef', 1, 2, 'out', 0, 1, 5, '{}')")
         migrations.upgrade(store_url)
         counts = connection.execute(
-            "SELECT checkpoint_id, units, positions, splits FROM etl.checkpoint ORDER BY 1"
+            "SELECT checkpoint_id, units, positions, splits, rows_written_total FROM etl.checkpoint ORDER BY 1"
         ).fetchall()
-    assert counts == [(1, 0, 2, 2), (2, 1, 2, 3)]
+    assert counts == [(1, 0, 2, 2, {"out": 5}), (2, 1, 2, 3, {"out": 10})]

@@ -20,6 +20,7 @@ from etl.runtime.message import (
     Message,
     PositionsSnapshotted,
     ReleaseBarrier,
+    SavepointRequested,
     SourceActivity,
     SourceDry,
     StateSnapshotted,
@@ -233,6 +234,42 @@ def test_coordinator_stops_reading_and_takes_a_final_checkpoint_when_asked_to_st
 def test_coordinator_gives_a_stop_up_when_the_final_checkpoint_takes_too_long() -> None:
     with pytest.raises(StopTimeoutError):
         World([StopRequested(), SourceDry("src"), None, None], step_s=STOP_TIMEOUT_S).run()
+
+
+def acknowledged(number: int) -> list[Message | None]:
+    return [snapshotted(number), staged("two", number), staged("plain", number)]
+
+
+def test_coordinator_takes_a_checkpoint_for_a_savepoint_even_when_nothing_has_moved() -> None:
+    asked = SavepointRequested(stop=False)
+    world = World([asked, asked, *acknowledged(5), SourceDry("src"), *ENDED], moved=False)
+    log = world.run()
+    assert log[:2] == [TakeSnapshot(5), ("complete", 5, Trigger.SAVEPOINT, 1)]
+    assert log[-1] == Finish()
+    assert [(one.checkpoint_id, one.ending) for one in world.completed] == [(5, False)]
+
+
+def test_coordinator_takes_the_savepoint_after_the_checkpoint_that_is_under_way() -> None:
+    asked: list[Message | None] = [CheckpointRequested("src"), SavepointRequested(stop=False)]
+    world = World([*asked, *acknowledged(5), *acknowledged(6), SourceDry("src"), *ENDED])
+    world.run()
+    assert [one.trigger for one in world.completed] == [Trigger.ROWS, Trigger.SAVEPOINT]
+
+
+def test_coordinator_ends_with_the_savepoint_when_asked_to_and_is_in_no_hurry() -> None:
+    asked = SavepointRequested(stop=True)
+    script: list[Message | None] = [asked, SourceDry("src"), asked, None, *acknowledged(5), *ENDED]
+    world = World(script, moved=False, step_s=STOP_TIMEOUT_S)
+    log = world.run()
+    assert log[:3] == [StopReading(), TakeSnapshot(5), ("complete", 5, Trigger.SAVEPOINT, 1)]
+    assert log[-1] == Finish()
+    assert [one.ending for one in world.completed] == [True]
+
+
+def test_coordinator_is_in_a_hurry_when_a_signal_follows_a_savepoint_with_stop() -> None:
+    script: list[Message | None] = [SavepointRequested(stop=True), StopRequested(), SourceDry("src"), None, None]
+    with pytest.raises(StopTimeoutError):
+        World(script, step_s=STOP_TIMEOUT_S).run()
 
 
 def test_coordinator_fails_the_attempt_when_a_checkpoint_times_out() -> None:
