@@ -103,26 +103,34 @@ def batch_of_frame(frame: pl.DataFrame, schema: Schema) -> pa.RecordBatch:
 class RowShape:
     """The columns that a row returned by a user's function must have: exactly those of a schema."""
 
-    __slots__ = ("_arrays", "_pick", "_schema", "_wanted")
+    __slots__ = ("_arrays", "_pick", "_schema", "_width")
 
     def __init__(self, schema: Schema) -> None:
         self._schema = schema
-        self._wanted = frozenset(schema.names)
+        self._width = len(schema)
         self._pick = _picker(schema.names)
         self._arrays = [number for number, field in enumerate(schema) if field.type.is_array]
 
-    def values(self, row: object) -> tuple[Any, ...]:
+    def values(self, row: Any) -> tuple[Any, ...]:
         """The row's values in the order of the schema; lists are copied, since the function may go on changing them.
 
         Raises:
             RecordError: It is no dict, or has missing or additional columns.
         """
+        if type(row) is not dict or len(row) != self._width:
+            self._require(row)
+        try:
+            values = self._pick(row)
+        except KeyError:
+            self._require(row)
+            raise
+        return self._with_copies(values) if self._arrays else values
+
+    def _require(self, row: object) -> None:
         if not isinstance(row, dict):
             raise RecordError(f"the function returned {type(row).__name__}, not a dict of column values")
-        if row.keys() != self._wanted:
-            _require_names(list(row), self._schema)
-        values = self._pick(row)
-        return self._with_copies(values) if self._arrays else values
+        # by the names that it lists: some kinds of dicts make up values of others
+        _require_names(list(row), self._schema)
 
     def _with_copies(self, values: Sequence[Any]) -> tuple[Any, ...]:
         copied = list(values)

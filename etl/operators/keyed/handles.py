@@ -177,7 +177,7 @@ class ValueHandle(Handle):
 
     def __init__(self, cursor: Cursor, column: ValueColumn) -> None:
         super().__init__(cursor, column)
-        # What most functions do for each row: as few steps as can be. The list only ever grows.
+        # What most functions do for each row: as few steps as can be. The list stays the same, and grows.
         self._values = column.values
         self._kept = column.held.kept
 

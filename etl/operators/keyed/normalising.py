@@ -55,7 +55,7 @@ def _scalar(type_: PostgresType) -> Normaliser:  # noqa: C901 - a table
         return RecordError(f"{shortened(value)} {problem} {type_}")
 
     def integer(value: int) -> int:
-        if not -(1 << bits) <= value < 1 << bits:
+        if not lowest <= value <= highest:
             raise refusal(value, "does not fit")
         return value
 
@@ -107,7 +107,8 @@ def _scalar(type_: PostgresType) -> Normaliser:  # noqa: C901 - a table
 
     match type_.base:
         case "int2" | "int4" | "int8":
-            bits = _INTEGER_BITS[type_.base]
+            highest = 2 ** _INTEGER_BITS[type_.base] - 1
+            lowest = -highest - 1
             return integer
         case "float4":
             return single
