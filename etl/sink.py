@@ -228,6 +228,19 @@ class SinkContext:
     emit: Emit
 
 
+@dataclass(frozen=True, slots=True)
+class Upsert:
+    """By what a row replaces an earlier one.
+
+    Attributes:
+        key: Columns that identify a row.
+        version: Column that orders the versions of a row: only the same or a higher one replaces what is there.
+    """
+
+    key: tuple[str, ...]
+    version: str | None = None
+
+
 class SinkWriter(ABC):
     """Stages rows, unit by unit, in one thread; lives for one attempt."""
 
@@ -319,6 +332,10 @@ class Sink(ABC):
     def monotone(self) -> bool:
         """For idempotent sinks: whether no reader ever sees a row go back to an older value during a replay."""
         return False
+
+    @property
+    def upsert(self) -> Upsert | None:
+        """By what its rows replace earlier ones, None where every row is added."""
 
     def preflight(self, context: PreflightContext) -> Sequence[Finding]:
         """Everything that would stop this sink, found before any work starts; all findings at once."""

@@ -10,7 +10,7 @@ import psycopg
 import pyarrow as pa
 
 from etl.errors import ConfigurationError, Finding
-from etl.sink import Connection, PreflightContext, Scratch, ScratchTable, Sink, SinkContext, SupportsScratch
+from etl.sink import Connection, PreflightContext, Scratch, ScratchTable, Sink, SinkContext, SupportsScratch, Upsert
 from etl.sqlstate import translate
 from etl.transaction import begin
 from sinks.postgres_loaders import streaming_loader
@@ -46,6 +46,11 @@ class PostgresSink(Sink, SupportsScratch):
     def exclusive_target(self) -> str | None:
         """An upserted table: two sinks that lock the same keys would wait for each other's checkpoint."""
         return f"table {self.table}" if self.table.key else None
+
+    @property
+    def upsert(self) -> Upsert | None:
+        """As the table was declared."""
+        return Upsert(self.table.key, self.table.version) if self.table.key else None
 
     def preflight(self, context: PreflightContext) -> Sequence[Finding]:
         """See :mod:`sinks.postgres_preflight`."""

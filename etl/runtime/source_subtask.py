@@ -206,7 +206,7 @@ class SourceSubtask(Subtask):
             self._send_watermark(watermark)
         if not self._settings.follow:
             if self._settings.drain:
-                self._send_watermark(Watermark(FOREVER))
+                self.drain()
             self._reading = False
             self._report(SourceDry(self.uid))
         elif self._waited or self.rows_total > self._rows_at_discovery:
@@ -215,6 +215,16 @@ class SourceSubtask(Subtask):
             # Also when a split was found: what is new in it may be the beginning of a record that is still written.
             self._waited = True
             self._wait_for_command()
+
+    def drain(self) -> None:
+        """Close what is still open in event time; called in the subtask's thread."""
+        self._send_watermark(Watermark(FOREVER))
+
+    def advance(self, time: int) -> None:
+        """Event time has come to a moment although no row says so; for who drives subtasks without threads."""
+        if self._times is not None:
+            self._times.watermark = time if self._times.watermark is None else max(time, self._times.watermark)
+            self._send_watermark(Watermark(self._times.watermark))
 
     def _send_watermark(self, watermark: Watermark) -> None:
         # What it closes belongs into a checkpoint, also where no row was read.

@@ -82,6 +82,10 @@ class AggregateOperator(StatefulOperator):
         """The keys that have changed since the last barrier."""
         return self._results(self._unemitted.take())
 
+    def results(self) -> Iterable[pa.RecordBatch]:
+        """Those of all keys."""
+        return self._results(self._state.live_ids())
+
     def restore(self, fragments: Sequence[Fragment]) -> None:
         """See :meth:`etl.state.StatefulOperator.restore`."""
         self._state.restore(fragments)
