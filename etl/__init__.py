@@ -23,10 +23,11 @@ if TYPE_CHECKING:
     )
     from etl.event_time import EventTime
     from etl.graph import JobGraph
-    from etl.job import Job, KeyedStream, ResultStream, Stream
+    from etl.job import Job, KeyedStream, ResultStream, Stream, WindowedStream
     from etl.keyed import Emission, ListState, MapState, ValueState
     from etl.policy import CheckpointPolicy, RestartPolicy
     from etl.sink import CheckpointMode
+    from etl.window import Session, Sliding, Tumbling
 
 __all__ = [
     "AlreadyRunningError",
@@ -48,10 +49,14 @@ __all__ = [
     "RecordError",
     "RestartPolicy",
     "ResultStream",
+    "Session",
+    "Sliding",
     "StateError",
     "Stream",
     "TransientError",
+    "Tumbling",
     "ValueState",
+    "WindowedStream",
 ]
 
 _HOMES = {
@@ -65,9 +70,13 @@ _HOMES = {
     "ListState": "etl.keyed",
     "MapState": "etl.keyed",
     "RestartPolicy": "etl.policy",
+    "Session": "etl.window",
+    "Sliding": "etl.window",
     "ResultStream": "etl.job",
     "Stream": "etl.job",
+    "Tumbling": "etl.window",
     "ValueState": "etl.keyed",
+    "WindowedStream": "etl.job",
 }
 
 

@@ -130,6 +130,15 @@ class JobGraph:
                 wanted.update(inputs_of(node))
         return tuple(node for node in self.nodes if node.id in wanted)
 
+    def made_of(self, node_id: str) -> tuple[Node, ...]:
+        """Like :meth:`upstream`, but an operator by whose side rows have passed is not among what they are made of."""
+        wanted = {node_id}
+        for node in reversed(self.nodes):
+            if node.id in wanted:
+                passed = isinstance(node, TransformationNode) and isinstance(node.transformation, SideStream)
+                wanted.update(inputs_of(self.node(inputs_of(node)[0])) if passed else inputs_of(node))
+        return tuple(node for node in self.nodes if node.id in wanted)
+
 
 def inputs_of(node: Node) -> tuple[str, ...]:
     """Ids of the nodes whose rows a node reads."""
@@ -284,23 +293,14 @@ class _Builder:
         """Results are emitted again whenever they change: who adds them up, or keeps the first, goes by checkpoints."""
         if not isinstance(node.transformation, Aggregate | Deduplicate):
             return True
-        before = [one for input_id in node.inputs for one in self._made_of(input_id)]
-        results = [one for one in before if isinstance(one, OperatorNode) and isinstance(one.transformation, Aggregate)]
+        graph = JobGraph(tuple(self._built.values()))
+        before = [one for input_id in node.inputs for one in graph.made_of(input_id)]
+        results = [one for one in before if isinstance(one, OperatorNode) and one.transformation.emits_again]
         for one in results:
             problem = f'it would take each of the results of "{one.uid}" again whenever it changes'
             cure = "use the rows that those results are made of, or look at results with process(…)"
             self.findings.append(node.transformation.finding(problem, cure))
         return not results
-
-    def _made_of(self, node_id: str) -> Iterable[Node]:
-        """The node and everything that its rows are made of; what goes by an operator's side is none of its results."""
-        node = self._node_of(node_id)
-        yield node
-        inputs = inputs_of(node)
-        if isinstance(node, TransformationNode) and isinstance(node.transformation, SideStream):
-            inputs = inputs_of(self._node_of(inputs[0]))
-        for one in inputs:
-            yield from self._made_of(one)
 
     def _sink(self, declared: DeclaredSink) -> SinkNode | None:
         if not _is_a(declared.sink, Sink):

@@ -15,6 +15,7 @@ from typing import assert_never
 from etl.graph import JobGraph, OperatorNode, SinkNode, SourceNode, TransformationNode, inputs_of
 from etl.keyed import Aggregate
 from etl.sink import CheckpointMode, Delivery
+from etl.windowed import WindowAggregate
 
 
 class Guarantee(StrEnum):
@@ -201,10 +202,10 @@ def _state_links(graph: JobGraph, sink: SinkNode) -> Iterable[Link]:
     nodes = [node for node in graph.upstream(sink.id) if isinstance(node, OperatorNode)]
     for node in nodes:
         yield Link(Guarantee.EXACTLY_ONCE, f'"{node.uid}": its state is stored with the positions')
-        if isinstance(node.transformation, Aggregate):
+        if node.transformation.emits_again and node in graph.made_of(sink.id):
             reason = (
-                f'"{node.uid}" emits a key again whenever it has changed: write it by'
-                f" {', '.join(node.transformation.keys)}, or what stays depends on when checkpoints are taken"
+                f'"{node.uid}" emits a row again whenever it has changed: write it by'
+                f" {', '.join(node.transformation.result_keys)}, or what stays depends on when checkpoints are taken"
             )
             yield Link(Guarantee.EXACTLY_ONCE, reason)
         if sink.sink.delivery in (Delivery.DIRECT, Delivery.IDEMPOTENT) and _depends_on_arrival(graph, node):
@@ -218,9 +219,10 @@ def _state_links(graph: JobGraph, sink: SinkNode) -> Iterable[Link]:
 def _depends_on_arrival(graph: JobGraph, node: OperatorNode) -> bool:
     """Whether it lets the first row of a key pass, or judges each row by those before, and chance decides the order.
 
-    An aggregation is not among them: it emits a key again and again, and the last row of it is what stays.
+    An aggregation is not among them, unless rows may come late for it: it emits a key again and again, and the last
+    row of it is what stays.
     """
-    if isinstance(node.transformation, Aggregate):
+    if isinstance(node.transformation, Aggregate) and not isinstance(node.transformation, WindowAggregate):
         return False
     before = [one for one in graph.upstream(node.id) if one.id != node.id]
     exchanged = [one for one in before if isinstance(one, OperatorNode)]

@@ -6,6 +6,7 @@ Nothing runs here. A job module may be imported, explained and tested without a 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -47,6 +48,8 @@ from etl.transformation import (
     Union,
     WithColumns,
 )
+from etl.window import Window
+from etl.windowed import WindowAggregate
 
 if TYPE_CHECKING:
     import polars as pl
@@ -372,6 +375,35 @@ class KeyedStream:
         )
         return self._stream._then(transformation)
 
+    def window(
+        self,
+        window: Window,
+        *,
+        time: str,
+        lateness: timedelta = timedelta(0),
+        emit: Emission | str = Emission.CLOSE,
+    ) -> WindowedStream:
+        """The rows by key and window of event time, for :meth:`WindowedStream.aggregate`.
+
+        ::
+
+            hourly = (
+                payments.key_by("card")
+                .window(Tumbling(timedelta(hours=1)), time="at")
+                .aggregate("per-hour", total=pl.col("amount").sum())
+            )
+            hourly.late.write("too-late", …)
+
+        Args:
+            window: :class:`Tumbling`, :class:`Sliding` or :class:`Session`.
+            time: The column that says when a row happened: that of the source's event time, whatever it is called here.
+            lateness: For how long after its end a window still takes rows; its result is then emitted again. Not for
+                sessions.
+            emit: ``"close"``: each window when it closes. ``"checkpoint"``: each that has changed once a checkpoint,
+                also before it closes; not for sessions.
+        """
+        return WindowedStream(self._stream, self._keys, window, time, lateness, _emission(emit))
+
     def process(
         self,
         uid: str,
@@ -417,6 +449,60 @@ class KeyedStream:
 
     def __repr__(self) -> str:
         return f"KeyedStream({self._stream!r}, {', '.join(map(repr, self._keys))})"
+
+
+class WindowedStream:
+    """Rows by key and window; see :meth:`KeyedStream.window`."""
+
+    def __init__(
+        self,
+        stream: Stream,
+        keys: tuple[str, ...],
+        window: Window,
+        time: str,
+        lateness: timedelta,
+        emission: Emission,
+    ) -> None:
+        self._stream = stream
+        self._keys = keys
+        self._window = window
+        self._time = time
+        self._lateness = lateness
+        self._emission = emission
+
+    def aggregate(
+        self,
+        uid: str,
+        *,
+        schema: Mapping[str, str] | None = None,
+        parallelism: int | None = None,
+        **expressions: pl.Expr,
+    ) -> ResultStream:
+        """One row of results for each key and window: the key, ``window_start``, ``window_end``, then the results.
+
+        Args:
+            uid: Name of the operator within the job; the results of open windows are stored under it.
+            schema: See :meth:`KeyedStream.aggregate`.
+            parallelism: Number of subtasks; the job's when left out.
+            expressions: See :meth:`KeyedStream.aggregate`.
+        """
+        transformation = WindowAggregate(
+            Location.of_caller(),
+            uid,
+            self._keys,
+            tuple(expressions.items()),
+            schema,
+            self._emission,
+            window=self._window,
+            time=self._time,
+            lateness=self._lateness,
+            parallelism=parallelism,
+        )
+        then = self._stream._then(transformation)
+        return ResultStream(then._job, then._index)
+
+    def __repr__(self) -> str:
+        return f"WindowedStream({self._stream!r}, {', '.join(map(repr, self._keys))}, {self._window})"
 
 
 def find_jobs(module: ModuleType) -> list[Job]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from enum import StrEnum
 from keyword import iskeyword
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 
@@ -47,6 +47,8 @@ class Emission(StrEnum):
     """Once a checkpoint, with the values at its barrier."""
     UPDATE = "update"
     """After every batch that changed it."""
+    CLOSE = "close"
+    """When its window closes, and at the next barrier after rows that came late."""
 
 
 class AggregateKind(StrEnum):
@@ -112,6 +114,16 @@ class Stateful(Transformation):
         """For each input the columns that make the key there."""
         return (self.keys,)
 
+    @property
+    def emits_again(self) -> bool:
+        """Whether a row that it yields may replace one that it has yielded before."""
+        return False
+
+    @property
+    def result_keys(self) -> tuple[str, ...]:
+        """Columns that say which row a later one replaces."""
+        return self.keys
+
     def side_schema(self, tag: str, inputs: Sequence[Schema]) -> Schema:
         """The columns of a side output: of late rows those of the input.
 
@@ -169,10 +181,16 @@ class Aggregate(Stateful):
     """One row of results for each key, emitted again when it has changed."""
 
     kind = "aggregate"
+    emissions: ClassVar[tuple[Emission, ...]] = (Emission.CHECKPOINT, Emission.UPDATE)
 
     expressions: tuple[tuple[str, object], ...] = ()
     declared: Mapping[str, str] | None = None
     emission: Emission = Emission.CHECKPOINT
+
+    @property
+    def emits_again(self) -> bool:
+        """Always."""
+        return True
 
     def output_schema(self, inputs: Sequence[Schema]) -> Schema:
         """The key's columns, then one column for each expression."""
@@ -207,8 +225,9 @@ class Aggregate(Stateful):
         if not self.expressions:
             yield self.finding("no columns are given", "e.g. aggregate(uid, total=pl.col(…).sum(), rows=pl.len())")
         emission: object = self.emission
-        if not isinstance(emission, Emission):
-            yield self.finding(f"emit={self.emission!r} is unknown", f"choose from {', '.join(Emission)}")
+        if not isinstance(emission, Emission) or emission not in self.emissions:
+            shown = str(emission) if isinstance(emission, Emission) else emission
+            yield self.finding(f"emit={shown!r} is unknown", f"choose from {', '.join(self.emissions)}")
 
     def _name_findings(self, declared: Schema) -> Iterable[Finding]:
         names = [name for name, _ in self.expressions]

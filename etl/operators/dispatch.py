@@ -16,6 +16,8 @@ from etl.operators.union import UnionOperator
 from etl.schema import Schema
 from etl.state import StatefulOperator
 from etl.transformation import Filter, FlatMap, Map, MapBatches, Select, Transformation, Union, WithColumns
+from etl.window import Session
+from etl.windowed import WindowAggregate
 
 
 def operator_for(transformation: Transformation, inputs: Sequence[Schema], output_schema: Schema) -> Operator:
@@ -56,8 +58,14 @@ def _stateful_operator_for(
     from etl.operators.keyed.aggregate import AggregateOperator
     from etl.operators.keyed.deduplicate import DeduplicateOperator
     from etl.operators.keyed.process import ProcessOperator
+    from etl.operators.keyed.sessions import SessionOperator
+    from etl.operators.keyed.windows import WindowOperator
 
     match transformation:
+        case WindowAggregate(window=Session()):
+            return SessionOperator(transformation, inputs[0], output_schema)
+        case WindowAggregate():
+            return WindowOperator(transformation, inputs[0], output_schema)
         case Aggregate():
             return AggregateOperator(transformation, inputs[0], output_schema)
         case Process():

@@ -25,6 +25,7 @@ from etl.operators.keyed.columns import (
     PrimitiveColumn,
     StateColumn,
     Values,
+    primitive_values,
     state_column,
     validity,
 )
@@ -38,9 +39,17 @@ _SUM_LIMIT = 10**SUM_DIGITS
 Partials = Mapping[str, pl.Series]
 """By name of the part: one value for each key of the batch."""
 
+States = Mapping[str, pa.Array]
+"""By name of the part: values of the columns of state."""
+
 
 class Accumulator(ABC):
     """One column of an aggregation.
+
+    ::
+
+        rows of a batch ── partials ──► one partial result a key ── states ──► in the types of what is remembered
+        states of keys, of a batch or of other keys ── merge ──► remembered ── result ──► emitted
 
     Attributes:
         name: Of the column.
@@ -53,6 +62,7 @@ class Accumulator(ABC):
         self.name = column.name
         self.inputs: dict[str, tuple[pl.Expr, PostgresType]] = {}
         self.columns: dict[str, StateColumn] = {}
+        self._types: dict[str, PostgresType] = {}
         self._type = column.type
         if column.value is not None:
             self.inputs["value"] = (column.value, column.value_type)
@@ -65,17 +75,40 @@ class Accumulator(ABC):
             inputs: The values of the batch; their names are those of the columns that the expressions may use.
         """
 
+    def states(self, partials: Partials) -> States:
+        """Partial results as values of the columns.
+
+        Raises:
+            RecordError: One has outgrown what can be kept exactly.
+        """
+        return {part: array_of_series(partials[part], type_) for part, type_ in self._types.items()}
+
     @abstractmethod
-    def merge(self, keys: Numbered, partials: Partials) -> None:
-        """Take in the partial results of a batch.
+    def merge(self, keys: Numbered, states: States) -> None:
+        """Take in what came of further rows.
 
         Args:
-            keys: Those of the batch.
-            partials: In their order.
+            keys: Those of the states.
+            states: In their order.
 
         Raises:
             RecordError: The result has outgrown what can be kept exactly.
         """
+
+    def absorb(self, into: Ids, earlier: Ids) -> None:
+        """Take the states of keys into those of others, as if their rows had come before; they are of no use then.
+
+        Args:
+            into: Keys that take in another one.
+            earlier: In their order, the keys that are taken in.
+
+        Raises:
+            RecordError: The result has outgrown what can be kept exactly.
+        """
+        later = {part: column.take(into) for part, column in self.columns.items()}
+        self.merge(Numbered(earlier, np.zeros(len(earlier), dtype=np.bool_)), later)
+        for column in self.columns.values():
+            column.put(into, column.take(earlier))
 
     @abstractmethod
     def result(self, ids: Ids) -> pa.Array:
@@ -111,20 +144,21 @@ class _Count(Accumulator):
     def __init__(self, column: AggregateColumn) -> None:
         super().__init__(column)
         self._part = str(column.kind)
+        self._types[self._part] = _COUNT
         self.columns[self._part] = self._count = PrimitiveColumn(_COUNT.arrow)
 
     def partials(self, inputs: Mapping[str, pl.Series]) -> dict[str, pl.Expr]:
         return {self._part: _of(inputs["value"]).count() if inputs else pl.len()}
 
-    def merge(self, keys: Numbered, partials: Partials) -> None:
-        _add_count(self._count, keys.ids, partials[self._part])
+    def merge(self, keys: Numbered, states: States) -> None:
+        _add(self._count, keys.ids, states[self._part])
 
     def result(self, ids: Ids) -> pa.Array:
         return self._count.take(ids)
 
 
-def _add_count(column: PrimitiveColumn, ids: Ids, counts: pl.Series) -> None:
-    column.values[ids] += counts.cast(pl.Int64).to_numpy()
+def _add(column: PrimitiveColumn, ids: Ids, numbers: pa.Array) -> None:
+    column.values[ids] += primitive_values(numbers)
     column.valid[ids] = True
 
 
@@ -136,8 +170,8 @@ class _ExactSum(Accumulator):
         arrow = column.value_type.arrow
         self.scale = arrow.scale if pa.types.is_decimal128(arrow) else 0
         self._is_integral = not pa.types.is_decimal128(arrow)
-        self._partial_type = PostgresType.parse(f"numeric({SUM_DIGITS},{self.scale})")
-        self.columns["sum"] = self._sum = DecimalColumn(self._partial_type.arrow)
+        self._types["sum"] = PostgresType.parse(f"numeric({SUM_DIGITS},{self.scale})")
+        self.columns["sum"] = self._sum = DecimalColumn(self._types["sum"].arrow)
 
     def partials(self, inputs: Mapping[str, pl.Series]) -> dict[str, pl.Expr]:
         values = inputs["value"]
@@ -147,11 +181,14 @@ class _ExactSum(Accumulator):
         # and 128-bit numbers too
         return {"sum": _of(values).sum() if _sums_fit(values, self.scale) else _of(values).implode()}
 
-    def merge(self, keys: Numbered, partials: Partials) -> None:
+    def states(self, partials: Partials) -> States:
         sums = partials["sum"]
         if sums.dtype == pl.List:
             sums = pl.Series(sums.name, [self._exact(values) for values in sums.to_list()], pl.Decimal(38, self.scale))
-        overflown = self._sum.add(keys.ids, array_of_series(sums, self._partial_type))
+        return {"sum": array_of_series(sums, self._types["sum"])}
+
+    def merge(self, keys: Numbered, states: States) -> None:
+        overflown = self._sum.add(keys.ids, states["sum"])
         if overflown.any():
             raise self._too_long()
 
@@ -199,14 +236,14 @@ def _unscaled(value: Decimal, scale: int) -> int:
 class _FloatSum(Accumulator):
     def __init__(self, column: AggregateColumn) -> None:
         super().__init__(column)
+        self._types["sum"] = _FLOAT
         self.columns["sum"] = self._sum = PrimitiveColumn(_FLOAT.arrow)
 
     def partials(self, inputs: Mapping[str, pl.Series]) -> dict[str, pl.Expr]:
         return {"sum": _of(inputs["value"]).cast(pl.Float64).sum()}
 
-    def merge(self, keys: Numbered, partials: Partials) -> None:
-        self._sum.values[keys.ids] += partials["sum"].to_numpy()
-        self._sum.valid[keys.ids] = True
+    def merge(self, keys: Numbered, states: States) -> None:
+        _add(self._sum, keys.ids, states["sum"])
 
     def result(self, ids: Ids) -> pa.Array:
         return self._sum.take(ids)
@@ -228,9 +265,13 @@ class _Mean(Accumulator):
     def partials(self, inputs: Mapping[str, pl.Series]) -> dict[str, pl.Expr]:
         return {"mean_sum": self._sum.partials(inputs)["sum"], "mean_count": _of(inputs["value"]).count()}
 
-    def merge(self, keys: Numbered, partials: Partials) -> None:
-        self._sum.merge(keys, {"sum": partials["mean_sum"]})
-        _add_count(self._count, keys.ids, partials["mean_count"])
+    def states(self, partials: Partials) -> States:
+        sums = self._sum.states({"sum": partials["mean_sum"]})["sum"]
+        return {"mean_sum": sums, "mean_count": array_of_series(partials["mean_count"], _COUNT)}
+
+    def merge(self, keys: Numbered, states: States) -> None:
+        self._sum.merge(keys, {"sum": states["mean_sum"]})
+        _add(self._count, keys.ids, states["mean_count"])
 
     def result(self, ids: Ids) -> pa.Array:
         counts = self._count.values[ids]
@@ -250,18 +291,18 @@ class _Extreme(Accumulator):
         super().__init__(column)
         self._part = str(column.kind)
         self._wanted = -1 if column.kind is AggregateKind.MIN else 1
-        self._value_type = column.value_type
+        self._types[self._part] = column.value_type
         self.columns[self._part] = self._best = state_column(column.value_type.arrow)
 
     def partials(self, inputs: Mapping[str, pl.Series]) -> dict[str, pl.Expr]:
         values = _of(inputs["value"])
-        if pa.types.is_floating(self._value_type.arrow):
+        if pa.types.is_floating(self._best.arrow):
             # 0.0 and -0.0 are equal, and chance would decide between them
             values = pl.when(values == 0.0).then(0.0).otherwise(values)
         return {self._part: values.min() if self._wanted < 0 else values.max()}
 
-    def merge(self, keys: Numbered, partials: Partials) -> None:
-        values = array_of_series(partials[self._part], self._value_type)
+    def merge(self, keys: Numbered, states: States) -> None:
+        values = states[self._part]
         better = ~self._best.valid[keys.ids] | (self._best.compare(keys.ids, values) == -self._wanted)
         better &= validity(values)
         if pa.types.is_floating(values.type):
@@ -281,16 +322,16 @@ class _ByArrival(Accumulator):
         super().__init__(column)
         self._part = str(column.kind)
         self._first = column.kind is AggregateKind.FIRST
-        self._value_type = column.value_type
+        self._types[self._part] = column.value_type
         self.columns[self._part] = self._kept = state_column(column.value_type.arrow)
 
     def partials(self, inputs: Mapping[str, pl.Series]) -> dict[str, pl.Expr]:
         values = _of(inputs["value"])
         return {self._part: values.first() if self._first else values.last()}
 
-    def merge(self, keys: Numbered, partials: Partials) -> None:
-        values = array_of_series(partials[self._part], self._value_type)
-        _put_where(keys.new if self._first else np.ones_like(keys.new), self._kept, keys.ids, values)
+    def merge(self, keys: Numbered, states: States) -> None:
+        chosen = keys.new if self._first else np.ones_like(keys.new)
+        _put_where(chosen, self._kept, keys.ids, states[self._part])
 
     def result(self, ids: Ids) -> pa.Array:
         return self._kept.take(ids)
@@ -306,10 +347,10 @@ class _ByOrder(Accumulator):
         super().__init__(column)
         assert column.order is not None
         self._first = column.kind is AggregateKind.FIRST_BY
-        self._types = {"value": column.value_type, "order": column.order_type}
         self.inputs["order"] = (column.order, column.order_type)
         self._parts = {name: f"{column.kind.replace(' ', '_')}_{name}" for name in self.inputs}
-        self._kept = {name: state_column(type_.arrow) for name, type_ in self._types.items()}
+        self._types = {self._parts[name]: type_ for name, (_, type_) in self.inputs.items()}
+        self._kept = {name: state_column(type_.arrow) for name, (_, type_) in self.inputs.items()}
         self.columns = {part: self._kept[name] for name, part in self._parts.items()}
 
     def partials(self, inputs: Mapping[str, pl.Series]) -> dict[str, pl.Expr]:
@@ -318,8 +359,8 @@ class _ByOrder(Accumulator):
         }
         return {part: one.first() if self._first else one.last() for part, one in ranked.items()}
 
-    def merge(self, keys: Numbered, partials: Partials) -> None:
-        arrays = {name: array_of_series(partials[part], self._types[name]) for name, part in self._parts.items()}
+    def merge(self, keys: Numbered, states: States) -> None:
+        arrays = {name: states[part] for name, part in self._parts.items()}
         column, orders = self._kept["order"], arrays["order"]
         here, there = column.valid[keys.ids], validity(orders)
         comparison = np.where(
