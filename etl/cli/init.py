@@ -20,7 +20,7 @@ _RENAMED = {"gitignore": ".gitignore"}
 @click.command()
 @click.argument("directory", default=".", type=click.Path(path_type=Path, file_okay=False))
 def init(directory: Path) -> None:
-    """Create a project in DIRECTORY (by default here): a job, data and configuration.
+    """Create a project in DIRECTORY (by default here): a job, its tests, data and configuration.
 
     Existing files are never overwritten.
     """

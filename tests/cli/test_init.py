@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import psycopg
@@ -14,6 +17,7 @@ from etl.cli.init import template_files
 from etl.cli.main import execute
 from tests.cli.conftest import Project
 
+CHECKOUT = Path(__file__).parents[2]
 FILES = [
     ".gitignore",
     "README.md",
@@ -22,6 +26,7 @@ FILES = [
     "etl.toml",
     "jobs/__init__.py",
     "jobs/first_job.py",
+    "tests/test_first_job.py",
 ]
 
 
@@ -33,7 +38,7 @@ def test_init_creates_a_project_and_says_what_comes_next(tmp_path: Path, capsys:
     created = sorted(str(path.relative_to(target)) for path in target.rglob("*") if path.is_file())
     assert created == FILES
     assert capsys.readouterr().out.splitlines() == [
-        f"created 7 files in {target}",
+        f"created 8 files in {target}",
         f"next: cd '{target}' && etl run jobs/first_job.py",
     ]
 
@@ -57,6 +62,26 @@ def test_example_data_has_what_real_data_has() -> None:
     assert any('"' in record["note"] for record in records)
     assert any(record["amount"] == "" for record in records)
     assert any(not record["customer"].isascii() for record in records)
+
+
+def test_tests_of_a_new_project_pass_without_a_database(tmp_path: Path) -> None:
+    assert execute(["init", str(tmp_path)]) == 0
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(("ETL_", "PG", "PYTEST_"))}
+    state = {"XDG_STATE_HOME": str(tmp_path / "state"), "PYTHONPATH": str(CHECKOUT)}
+
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"],
+        cwd=tmp_path,
+        env={**environ, **state},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "3 passed" in done.stdout
+    assert not (tmp_path / "state").exists()
 
 
 def test_new_project_runs_at_once(project: Project, store_url: str) -> None:

@@ -7,6 +7,9 @@ import importlib.util
 from collections import Counter
 from pathlib import Path
 
+from etl.testing import assert_same_result, checkpoint, crash, play, rescale, rows
+from etl.testing.harness.marks import Rows
+from jobs.word_count import job
 from tests.examples.conftest import ExampleProject
 
 
@@ -16,6 +19,23 @@ def expected_counts() -> Counter[str]:
     assert found.origin is not None
     with Path(found.origin).with_name("airports.csv").open(encoding="utf-8", newline="") as file:
         return Counter(word for row in csv.DictReader(file) for word in row["name"].lower().split())
+
+
+def named(*names: str | None) -> Rows:
+    return rows("airports_csv", *({"name": name} for name in names), missing_null=True)
+
+
+def test_counts_go_on_after_a_crash_and_at_another_parallelism() -> None:
+    script = [named("Zebra Airport", None), checkpoint(), named("airport  AIRPORT", ""), crash(), rescale(3)]
+
+    result = play(job, script)
+
+    assert {word: row["times"] for (word,), row in result.table("word_count").items()} == {"zebra": 1, "airport": 3}
+    assert result.state("count") == {("zebra",): {"times": 1}, ("airport",): {"times": 3}}
+
+
+def test_counts_depend_on_the_names_alone() -> None:
+    assert_same_result(job, [named("a b", "b", "c a", None, "a"), named("b c d")])
 
 
 def test_words_are_counted_exactly(examples: ExampleProject) -> None:

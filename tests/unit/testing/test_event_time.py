@@ -1,0 +1,153 @@
+"""Event time in plays: watermarks of rows, of marks, and after restarts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from datetime import UTC, date, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from etl.errors import ConfigurationError
+from etl.event_time import FOREVER, EventTime, microseconds_since_1970
+from etl.job import Job
+from etl.operators.keyed.deduplicate import DeduplicateOperator
+from etl.testing import advance, assert_same_result, checkpoint, crash, drain, play, rows
+from sinks import PostgresTable, TwoPhaseCommitSink
+from tests.support.declarations import DeclaredSource
+
+NOON = datetime(2024, 5, 1, 12, tzinfo=UTC)
+
+
+def minutes(number: int) -> datetime:
+    return NOON + timedelta(minutes=number)
+
+
+def timed_job(*sources: str, columns: str = "timestamptz", **event_time: Any) -> Job:
+    job = Job("timed")
+    first, *others = (
+        job.read(uid, DeclaredSource({"n": "int8", "at": columns}), event_time=EventTime("at", **event_time))
+        for uid in sources
+    )
+    stream = first.union(*others) if others else first
+    stream.deduplicate("seen", "n").write("sink", TwoPhaseCommitSink(PostgresTable("t")))
+    return job
+
+
+@pytest.fixture
+def watermarks(monkeypatch: pytest.MonkeyPatch) -> list[int | str]:
+    """Minutes after noon that the operator has been told, and where a restart came."""
+    told: list[int | str] = []
+
+    def note(_operator: DeduplicateOperator, watermark: int) -> Iterable[Any]:
+        span = watermark - microseconds_since_1970(NOON)
+        told.append("forever" if watermark == FOREVER else span // 60_000_000)
+        return ()
+
+    monkeypatch.setattr(DeduplicateOperator, "advance", note)
+    return told
+
+
+def at(source: str, *moments: int) -> Any:
+    return rows(source, *({"n": moment, "at": minutes(moment)} for moment in moments))
+
+
+def test_rows_move_event_time_as_their_source_declares(watermarks: list[int | str]) -> None:
+    job = timed_job("events", out_of_orderness=timedelta(minutes=5))
+
+    play(job, [at("events", 0, 10), at("events", 7), at("events", 20)])
+
+    assert watermarks == [5, 15]
+
+
+def test_event_time_goes_on_where_the_checkpoint_had_it(watermarks: list[int | str]) -> None:
+    play(timed_job("events"), [at("events", 0), checkpoint(), at("events", 10), crash(), at("events", 20)])
+
+    assert watermarks == [0, 10, 0, 10, 20]
+
+
+def test_event_time_advances_without_rows(watermarks: list[int | str]) -> None:
+    script = [
+        at("events", 0), advance(minutes(10)), checkpoint(), crash(), at("events", 5), advance(minutes(3)), drain()
+    ]  # fmt: skip
+
+    result = play(timed_job("events"), script)
+
+    assert watermarks == [0, 10, 10, "forever"]
+    assert [row["n"] for row in result.output["sink"]] == [0, 5]
+    assert result.late_rows("seen") == 0
+
+
+def test_advances_since_the_checkpoint_are_made_again_after_a_crash(watermarks: list[int | str]) -> None:
+    play(timed_job("events"), [at("events", 0), advance(minutes(10)), drain(), crash()])
+
+    assert watermarks == [0, 10, "forever"] * 2
+
+
+def test_slowest_source_decides(watermarks: list[int | str]) -> None:
+    script = [
+        rows("left"),
+        rows("right"),
+        advance(minutes(10), "left"),
+        advance(minutes(5), "right"),
+        checkpoint(),
+        crash(),
+        advance(minutes(8), "right"),
+        advance(minutes(20)),
+    ]
+
+    play(timed_job("left", "right"), script)
+
+    assert watermarks == [5, 5, 8, 20]
+
+
+def test_event_time_stays_at_its_place_when_it_is_played_otherwise(watermarks: list[int | str]) -> None:
+    script = [at("events", 0, 1, 2), advance(minutes(10)), at("events", 11, 12), drain()]
+
+    assert_same_result(timed_job("events"), script, number=20)
+
+    assert watermarks.count("forever") >= 20
+    assert watermarks[:5] == [2, 10, 12, "forever", 2]
+
+
+def findings(job: Job, script: list[Any]) -> list[str]:
+    with pytest.raises(ConfigurationError) as caught:
+        play(job, script)
+    return [re.sub(r" at \S+:\d+", " at HERE", str(finding)) for finding in caught.value.findings]
+
+
+def test_advance_of_another_type_or_source_is_refused() -> None:
+    script = [
+        rows("events"),
+        advance(datetime(2024, 5, 1)),
+        advance(date(2024, 5, 1)),
+        advance(minutes(0), "event"),
+    ]
+
+    assert findings(timed_job("events"), script) == [
+        'advance(datetime.datetime(2024, 5, 1, 0, 0)) at HERE: column "at": datetime.datetime(2024, 5, 1, 0, 0) has no'
+        " time zone, which is wrong for timestamptz; give a value of the column's type",
+        'advance(datetime.date(2024, 5, 1)) at HERE: column "at": datetime.date(2024, 5, 1) is date, timestamptz takes'
+        " datetime; give a value of the column's type",
+        f'advance({minutes(0)!r}, "event") at HERE: no such source declares event time; those that do: "events"',
+    ]
+
+
+def test_advance_needs_event_time() -> None:
+    job = Job("untimed")
+    job.read("events", DeclaredSource({"n": "int8"})).write("sink", TwoPhaseCommitSink(PostgresTable("t")))
+
+    assert findings(job, [rows("events"), advance(minutes(0))]) == [
+        f"advance({minutes(0)!r}) at HERE: no source declares event time; give job.read(…, event_time=EventTime"
+        '("column"))'
+    ]
+
+
+@pytest.mark.parametrize(("columns", "moment"), [("timestamp", datetime(2024, 5, 1, 12)), ("date", date(2024, 5, 2))])
+def test_moments_are_of_the_type_of_the_column(
+    columns: str, moment: datetime | date, watermarks: list[int | str]
+) -> None:
+    play(timed_job("events", columns=columns), [rows("events"), advance(moment)])
+
+    assert watermarks == [0 if columns == "timestamp" else 12 * 60]
