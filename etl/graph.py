@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from etl.errors import ConfigurationError, Finding
 from etl.event_time import EventTime
+from etl.joins import Join
 from etl.keyed import Aggregate, Deduplicate, Stateful
 from etl.schema import Schema
 from etl.sink import Sink
@@ -290,8 +291,8 @@ class _Builder:
         return not findings
 
     def _aggregates_events(self, node: OperatorNode) -> bool:
-        """Results are emitted again whenever they change: who adds them up, or keeps the first, goes by checkpoints."""
-        if not isinstance(node.transformation, Aggregate | Deduplicate):
+        """Results are emitted again whenever they change: who takes each of them, goes by checkpoints."""
+        if not isinstance(node.transformation, Aggregate | Deduplicate | Join):
             return True
         graph = JobGraph(tuple(self._built.values()))
         before = [one for input_id in node.inputs for one in graph.made_of(input_id)]

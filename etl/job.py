@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from etl.errors import ConfigurationError, Finding
 from etl.event_time import EventTime
 from etl.graph import Declaration, DeclaredSink, DeclaredSource, DeclaredTransformation, JobGraph, build_graph
+from etl.joins import IntervalJoin, Join, JoinKind
 from etl.keyed import (
     PARALLELISM_MAX,
     Aggregate,
@@ -25,7 +26,7 @@ from etl.keyed import (
     StateSpec,
 )
 from etl.lazy import LazyModule
-from etl.operator import LATE
+from etl.operator import LATE, LATE_RIGHT
 from etl.policy import CheckpointPolicy, RestartPolicy
 from etl.schedule import schedule_problem
 from etl.sink import CheckpointMode, Sink
@@ -334,6 +335,21 @@ class ResultStream(Stream):
         return self._late
 
 
+class JoinStream(ResultStream):
+    """What a join of two streams yields; ``late`` are the late rows of the left."""
+
+    def __init__(self, job: Job, index: int) -> None:
+        super().__init__(job, index)
+        self._late_right: Stream | None = None
+
+    @property
+    def late_right(self) -> Stream:
+        """The late rows of the right, with the columns that they had before the join."""
+        if self._late_right is None:
+            self._late_right = self._then(SideStream(Location.of_caller(), LATE_RIGHT))
+        return self._late_right
+
+
 class KeyedStream:
     """Rows by key; see :meth:`Stream.key_by`."""
 
@@ -447,6 +463,71 @@ class KeyedStream:
         )
         return self._stream._then(transformation)
 
+    def interval_join(
+        self,
+        uid: str,
+        right: KeyedStream,
+        *,
+        time: tuple[str, str] | str,
+        lower: timedelta,
+        upper: timedelta,
+        how: JoinKind | str = JoinKind.INNER,
+        suffix: str = "_right",
+        parallelism: int | None = None,
+    ) -> JoinStream:
+        """Pairs of rows with the same key, of which the right one happened within a span around the left one.
+
+        ::
+
+            payments = payments.key_by("order_id")
+            span = {"lower": timedelta(0), "upper": timedelta(hours=1)}
+            orders.key_by("id").interval_join("paid", payments, time=("at", "paid_at"), **span)
+
+        Both streams need event time. A key with NULL in it has no partner.
+
+        Args:
+            uid: Name of the operator within the job; the rows that wait are stored under it.
+            right: The other stream, keyed by columns of the same types.
+            time: The columns that say when a row of the left and of the right happened; one name where it is the same.
+            lower: Least of the right's time less the left's, itself included; may be negative.
+            upper: Most of it, itself included.
+            how: ``"inner"``: pairs only. ``"left"``, ``"right"``, ``"full"``: rows of the left, the right or both that
+                have no partner come out as well, once, as soon as none can come any more; what is not there is NULL.
+            suffix: Appended to the names of those columns of the right that the left has too.
+            parallelism: Number of subtasks; the job's when left out.
+
+        Returns:
+            All columns of the left, then those of the right but its key.
+
+        Raises:
+            ConfigurationError: The right is no keyed stream of the same job.
+        """
+        location = Location.of_caller()
+        index = self._right_index(right, "interval_join", location)
+        transformation = IntervalJoin(
+            location,
+            uid,
+            self._keys,
+            right._keys,
+            _both(time),
+            lower,
+            upper,
+            how=_join_kind(how),
+            suffix=suffix,
+            parallelism=parallelism,
+        )
+        return self._join(transformation, index)
+
+    def _right_index(self, right: object, method: str, location: Location) -> int:
+        if not isinstance(right, KeyedStream) or right._stream._job is not self._stream._job:
+            problem = f"{right!r} is not a keyed stream of {self._stream._job!r}; give other.key_by(…)"
+            raise ConfigurationError(f"{method} at {location}: {problem}")
+        return right._stream._index
+
+    def _join(self, transformation: Join, right: int) -> JoinStream:
+        job, inputs = self._stream._job, (self._stream._index, right)
+        return JoinStream(job, job._declare(DeclaredTransformation(transformation, inputs))._index)
+
     def __repr__(self) -> str:
         return f"KeyedStream({self._stream!r}, {', '.join(map(repr, self._keys))})"
 
@@ -538,6 +619,16 @@ def _column(name: str, value: pl.Expr | RowValue) -> pl.Expr | RowColumn:
 def _emission(emit: Emission | str) -> Emission:
     # anything else is left as it is: the graph's validation reports it together with all other mistakes
     return Emission(emit) if isinstance(emit, str) and emit in list(Emission) else emit  # type: ignore[return-value]
+
+
+def _join_kind(how: JoinKind | str) -> JoinKind:
+    # anything else is left as it is: the graph's validation reports it together with all other mistakes
+    return JoinKind(how) if isinstance(how, str) and how in list(JoinKind) else how  # type: ignore[return-value]
+
+
+def _both(time: tuple[str, str] | str) -> tuple[str, ...]:
+    # anything else is left as it is: the graph's validation reports it together with all other mistakes
+    return tuple(time) if isinstance(time, tuple | list) else (time, time)
 
 
 def _is_parallelism(number: object) -> bool:

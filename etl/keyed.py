@@ -149,15 +149,16 @@ class Stateful(Transformation):
         Raises:
             ConfigurationError: One is missing, given twice, or of a type that has no equality.
         """
-        findings = list(self._key_findings(schema))
+        findings = list(self.key_findings(self.keys, schema))
         if findings:
             raise ConfigurationError.from_findings(str(self), findings)
         return tuple(Field(name, schema[name]) for name in self.keys)
 
-    def _key_findings(self, schema: Schema) -> Iterable[Finding]:
-        if not self.keys:
+    def key_findings(self, keys: Sequence[str], schema: Schema) -> Iterable[Finding]:
+        """What is wrong with columns that are to be the key of an input."""
+        if not keys:
             yield self.finding("it has no key", 'name at least one column, e.g. key_by("customer_id")')
-        given: tuple[object, ...] = self.keys
+        given: tuple[object, ...] = tuple(keys)
         names = [name for name in given if isinstance(name, str)]
         for other in given:
             if not isinstance(other, str):

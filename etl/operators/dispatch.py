@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import polars as pl
 
 from etl.errors import InternalError
+from etl.joins import IntervalJoin
 from etl.keyed import Aggregate, Deduplicate, Process, Stateful
 from etl.operator import Operator
 from etl.operators.frames import MapBatchesOperator
@@ -57,6 +58,7 @@ def _stateful_operator_for(
     # Imported here: jobs without keyed state do not wait for NumPy.
     from etl.operators.keyed.aggregate import AggregateOperator
     from etl.operators.keyed.deduplicate import DeduplicateOperator
+    from etl.operators.keyed.interval_join import IntervalJoinOperator
     from etl.operators.keyed.process import ProcessOperator
     from etl.operators.keyed.sessions import SessionOperator
     from etl.operators.keyed.windows import WindowOperator
@@ -72,4 +74,6 @@ def _stateful_operator_for(
             return ProcessOperator(transformation, inputs[0], output_schema)
         case Deduplicate():
             return DeduplicateOperator(transformation, inputs[0])
+        case IntervalJoin():
+            return IntervalJoinOperator(transformation, inputs, output_schema)
     raise InternalError(f"no operator is known for {transformation}")

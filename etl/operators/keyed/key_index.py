@@ -89,6 +89,13 @@ class KeyIndex:
         """The id of each key, :data:`NOT_FOUND` where there is none; a key may come many times."""
         return self._find(keys, self._hash(keys))
 
+    def begins_with(self, ids: Ids, keys: Sequence[pa.Array]) -> Flags:
+        """Whether the key of each id has in its first columns the values beside it."""
+        same = np.ones(len(ids), dtype=np.bool_)
+        for column, values in zip(self._columns, keys, strict=False):
+            same &= column.equal(ids, values)
+        return same
+
     def _hash(self, keys: Sequence[pa.Array]) -> Hashes:
         return hash_within_groups(keys, self._grouped_by)
 

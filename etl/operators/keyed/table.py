@@ -121,6 +121,10 @@ class KeyedTable:
         """The keys of ids."""
         return self._index.keys(ids)
 
+    def begins_with(self, ids: Ids, keys: Sequence[pa.Array]) -> Flags:
+        """Whether the key of each id has in its first columns the values beside it."""
+        return self._index.begins_with(ids, keys)
+
     def live_ids(self) -> Ids:
         """The ids of all keys that are there, ascending."""
         ids = self._index.live_ids()
