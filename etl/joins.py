@@ -165,7 +165,7 @@ class IntervalJoin(Join):
 
     def _condition(self) -> str:
         left, right = self.times
-        return f"{left} {_signed(self.lower)} <= {right} <= {left} {_signed(self.upper)}"
+        return f"left.{left} {_signed(self.lower)} <= right.{right} <= left.{left} {_signed(self.upper)}"
 
     def _own_findings(self) -> Iterable[Finding]:
         yield from self._kind_findings()
@@ -189,7 +189,7 @@ class AsOfJoin(Join):
     kinds = (JoinKind.INNER, JoinKind.LEFT)
 
     def _condition(self) -> str:
-        return f"the latest {self.times[1]} <= {self.times[0]}"
+        return f"the latest right.{self.times[1]} <= left.{self.times[0]}"
 
     def _own_findings(self) -> Iterable[Finding]:
         return self._kind_findings()
