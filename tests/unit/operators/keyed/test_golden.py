@@ -7,6 +7,8 @@ stay. ``python -m tests.unit.operators.keyed.test_golden`` writes those that are
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Iterable
+from datetime import timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -17,12 +19,17 @@ import pytest
 
 from etl.codec import FORMAT, decode_rows, digest, encode_rows
 from etl.errors import StateError
+from etl.event_time import FOREVER
 from etl.key_group import groups_of_hashes, hash_keys
-from etl.keyed import Aggregate, Deduplicate, ListState, MapState, Process, Stateful, ValueState
+from etl.keyed import Aggregate, Deduplicate, Emission, ListState, MapState, Process, Stateful, ValueState
+from etl.operator import Output
 from etl.operators import operator_for
+from etl.operators.keyed.windowed import WindowedOperator
 from etl.schema import Schema
 from etl.state import Fragment, StatefulOperator
 from etl.transformation import Location
+from etl.window import Session, Sliding, Window
+from etl.windowed import WindowAggregate
 
 GOLDEN = Path(__file__).parent / "golden" / "format-1"
 PLACE = Location("job.py", 1)
@@ -73,23 +80,26 @@ def remember(given: dict[str, Any], state: Any) -> Any:
     }
 
 
+AGGREGATES: dict[str, Any] = {
+    "rows": pl.len(),
+    "count": pl.col("n").count(),
+    "total": pl.col("d").sum(),
+    "floats": pl.col("f").sum(),
+    "low": pl.col("at").min(),
+    "high": pl.col("d").max(),
+    "mean": pl.col("n").mean(),
+    "first": pl.col("raw").first(),
+    "latest": pl.col("b").sort_by("at").last(),
+}
+
+
+def windows(window: Window, *names: str) -> WindowAggregate:
+    aggregates = tuple((name, AGGREGATES[name]) for name in names)
+    return WindowAggregate(PLACE, "golden", ("k",), aggregates, None, Emission.CLOSE, window=window, time="at")
+
+
 OPERATORS: dict[str, Stateful] = {
-    "aggregate": Aggregate(
-        PLACE,
-        "golden",
-        ("k",),
-        (
-            ("rows", pl.len()),
-            ("count", pl.col("n").count()),
-            ("total", pl.col("d").sum()),
-            ("floats", pl.col("f").sum()),
-            ("low", pl.col("at").min()),
-            ("high", pl.col("d").max()),
-            ("mean", pl.col("n").mean()),
-            ("first", pl.col("raw").first()),
-            ("latest", pl.col("b").sort_by("at").last()),
-        ),
-    ),
+    "aggregate": Aggregate(PLACE, "golden", ("k",), tuple(AGGREGATES.items())),
     "deduplicate": Deduplicate(PLACE, "golden", ("k", "b", "at")),
     "process": Process(
         PLACE,
@@ -99,6 +109,8 @@ OPERATORS: dict[str, Stateful] = {
         {"total": ValueState("numeric(12,2)"), "seen": ListState("timestamptz"), "times": MapState("bool", "int8")},
         {"k": "text", "total": "numeric(12,2)", "seen": "int8", "times": "text"},
     ),
+    "windows": windows(Sliding(timedelta(seconds=6), every=timedelta(seconds=3)), "rows", "total", "first"),
+    "sessions": windows(Session(timedelta(seconds=3)), "rows", "mean", "latest"),
 }
 
 
@@ -111,8 +123,13 @@ def operator(name: str) -> StatefulOperator:
 
 def feed(running: StatefulOperator, rows: list[tuple[Any, ...]]) -> list[dict[str, Any]]:
     arrow = SCHEMA.to_arrow()
+    if isinstance(running, WindowedOperator):
+        rows = [one for one in rows if one[5] is not None]
     columns = [pa.array(values, field.type) for values, field in zip(zip(*rows, strict=True), arrow, strict=True)]
-    emitted = [*running.process(pa.RecordBatch.from_arrays(columns, schema=arrow)), *running.flush()]
+    return rows_of([*running.process(pa.RecordBatch.from_arrays(columns, schema=arrow)), *running.flush()])
+
+
+def rows_of(emitted: Iterable[Output]) -> list[dict[str, Any]]:
     return [one for batch in emitted if isinstance(batch, pa.RecordBatch) for one in batch.to_pylist()]
 
 
@@ -142,6 +159,10 @@ def test_stored_chunks_are_read_and_gone_on_from(name: str) -> None:
         for fragment in chain:
             restored.restore([fragment])
     assert sorted(feed(restored, THIRD), key=str) == sorted(feed(undisturbed, THIRD), key=str)
+    if isinstance(undisturbed, WindowedOperator):
+        closed = rows_of(undisturbed.advance(FOREVER))
+        assert len(closed) > len(THIRD)
+        assert sorted(rows_of(restored.advance(FOREVER)), key=str) == sorted(closed, key=str)
 
 
 @pytest.mark.parametrize("name", OPERATORS)
@@ -152,7 +173,7 @@ def test_stored_chunks_hold_what_is_stored_today(name: str) -> None:
     for file_name, fragment in made.items():
         stored = decode_rows((GOLDEN / file_name).read_bytes())
         assert stored.equals(fragment.rows)
-        keys = [stored.column(field) for field in stored.schema.names if field.startswith("key:")]
+        keys = [stored.column(f"key:{key}") for key in OPERATORS[name].keys]
         assert set(groups_of_hashes(hash_keys(keys)).tolist()) <= {fragment.key_group}
 
 
