@@ -36,23 +36,23 @@ class ExampleProject:
     url: str
     environ: Mapping[str, str]
 
-    def run(self, job: str) -> dict[str, Any]:
+    def run(self, job: str, *options: str) -> dict[str, Any]:
         """Run a job to its end, which must be a good one, and return its summary."""
-        code, out, err = self.attempt(job)
+        code, out, err = self.attempt(job, *options)
         assert code == 0, err
         summary: dict[str, Any] = json.loads(out)
         return summary
 
-    def attempt(self, job: str) -> tuple[int, str, str]:
+    def attempt(self, job: str, *options: str) -> tuple[int, str, str]:
         """Run a job to its end; returns the exit code and what was printed on stdout and stderr."""
-        with self.started(job) as process:
+        with self.started(job, *options) as process:
             out, err = process.communicate(timeout=TIMEOUT_S)
         return process.returncode, out, err
 
     @contextmanager
-    def started(self, job: str) -> Iterator[subprocess.Popen[str]]:
+    def started(self, job: str, *options: str) -> Iterator[subprocess.Popen[str]]:
         """A job under way, killed at the end of the block if it still runs."""
-        command = [sys.executable, "-m", "etl.cli", "run", "--json", job]
+        command = [sys.executable, "-m", "etl.cli", "run", "--json", *options, job]
         with subprocess.Popen(
             command,
             cwd=self.dir,
