@@ -15,6 +15,9 @@ from etl.transformation import Location
 MARKS_MAX = 8
 """Marks of a variation; each crash costs a restart."""
 
+BORDERS_MAX = 100
+"""Batch borders of a variation; a large table is not cut into single rows."""
+
 PARALLELISMS = (1, 2, 3)
 
 _NOWHERE = Location("", 0)
@@ -128,15 +131,15 @@ def variations(rows: Rows, parallelism: int, number: int, seed: int) -> Iterator
         seed: Of the random ones.
     """
     chance = random.Random(seed)
-    everywhere = frozenset(range(1, len(rows) + 1))
-    some = frozenset(chance.sample(sorted(everywhere), min(MARKS_MAX, len(everywhere))))
+    everywhere = _some(range(1, len(rows) + 1), BORDERS_MAX, chance)
+    places = _some(sorted(everywhere), MARKS_MAX, chance)
     written = Variation(parallelism, rows.written)
     typical = [
         written,
         replace(written, borders=everywhere),
         replace(written, borders=frozenset()),
-        replace(written, marks=dict.fromkeys(some, (Checkpoint(),))),
-        replace(written, borders=everywhere, marks=dict.fromkeys(some, (Crash(), Checkpoint()))),
+        replace(written, marks=dict.fromkeys(places, (Checkpoint(),))),
+        replace(written, borders=everywhere, marks=dict.fromkeys(places, (Crash(), Checkpoint()))),
         *(replace(written, parallelism=other) for other in PARALLELISMS if other != parallelism),
     ]
     for turn in range(number):
@@ -145,26 +148,32 @@ def variations(rows: Rows, parallelism: int, number: int, seed: int) -> Iterator
 
 def _any(rows: Rows, chance: random.Random) -> Variation:
     places = range(len(rows) + 1)
-    borders = frozenset(place for place in places if chance.random() < chance.choice((0.1, 0.5, 0.9)))
+    borders = _some(places, chance.randint(0, BORDERS_MAX), chance)
     marks: dict[int, tuple[Disturbance, ...]] = {}
-    for place in chance.sample(places, chance.randint(0, min(MARKS_MAX, len(places)))):
+    for place in sorted(_some(places, chance.randint(0, MARKS_MAX), chance)):
         rescale = Rescale(chance.choice(PARALLELISMS), _NOWHERE)
         marks[place] = (chance.choice((Checkpoint(), Crash(), rescale)),)
     return Variation(chance.choice(PARALLELISMS), borders, marks)
+
+
+def _some(places: Sequence[int], most: int, chance: random.Random) -> frozenset[int]:
+    return frozenset(chance.sample(places, min(most, len(places))))
 
 
 def simpler(variation: Variation, rows: Rows, parallelism: int) -> Iterator[Variation]:
     """The same with one thing less in which it differs from the script as it is written, the largest steps first."""
     if variation.parallelism != parallelism:
         yield replace(variation, parallelism=parallelism)
-    if variation.borders != rows.written:
-        yield replace(variation, borders=rows.written)
     for place, marks in sorted(variation.marks.items()):
         others = {other: those for other, those in variation.marks.items() if other != place}
         for left in _one_less(marks):
             yield replace(variation, marks={**others, place: left} if left else others)
-    for place in sorted(variation.borders ^ rows.written):
-        yield replace(variation, borders=variation.borders ^ {place})
+    moved = sorted(variation.borders ^ rows.written)
+    some = len(moved)
+    while some:
+        for first in range(0, len(moved), some):
+            yield replace(variation, borders=variation.borders ^ frozenset(moved[first : first + some]))
+        some //= 2
 
 
 def _one_less(marks: Sequence[Disturbance]) -> Iterable[tuple[Disturbance, ...]]:
