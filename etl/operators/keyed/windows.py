@@ -61,6 +61,11 @@ class WindowOperator(WindowedOperator):
         yield from super().flush()
         yield from self._emit(self._at_barrier.take())
 
+    def results(self) -> Iterator[pa.RecordBatch]:
+        """Those of all windows that are remembered."""
+        ids = self._state.live_ids()
+        return self._results(ids, self._starts(ids))
+
     def _emit(self, ids: Ids) -> Iterator[pa.RecordBatch]:
         self._emitted.values[ids] = True
         self._state.touch(ids)

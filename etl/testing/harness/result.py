@@ -8,18 +8,22 @@ from typing import Any, TypeVar
 import polars as pl
 import pyarrow as pa
 
-from etl.errors import ConfigurationError
+from etl.errors import ConfigurationError, InternalError
+from etl.event_time import FOREVER
 from etl.graph import JobGraph, OperatorNode, SinkNode
 from etl.keyed import Aggregate, ListState, MapState, Process
 from etl.operators import operator_for
 from etl.operators.exact import rows_of
 from etl.operators.keyed.aggregate import AggregateOperator
 from etl.operators.keyed.reading import rows_of_state
+from etl.operators.keyed.sessions import SessionOperator
 from etl.operators.keyed.table import KEY_PREFIX, STATE_PREFIX
+from etl.operators.keyed.windows import WindowOperator
 from etl.sink import Upsert
-from etl.state import Fragment, ranks
+from etl.state import Fragment, StatefulOperator, ranks
 from etl.testing.harness.memory import StoredCheckpoint
 from etl.transformation import Row
+from etl.windowed import WINDOW_START, WindowAggregate
 
 Key = tuple[Any, ...]
 
@@ -64,16 +68,16 @@ class Result:
     def state(self, operator: str) -> dict[Key, Row]:
         """By key what an operator remembers, as of the last checkpoint.
 
-        For ``process``, the states by name; for ``aggregate``, the results; for ``deduplicate``, nothing but the key.
+        For ``process``, the states by name; for ``aggregate``, the results, of windows by key and ``window_start``; for
+        ``deduplicate``, nothing but the key.
 
         Raises:
             ConfigurationError: There is no such operator.
         """
         node = _found(operator, self._graph.operators, "operator")
-        fragments = self._stored.fragments(operator)
         if isinstance(node.transformation, Aggregate):
-            return self._aggregates(node, node.transformation, fragments)
-        return dict(_states(node, fragments))
+            return self._aggregates(node, node.transformation)
+        return dict(_states(node, self._stored.fragments(operator)))
 
     def late_rows(self, operator: str) -> int:
         """How many rows came too late for an operator, as of the last checkpoint; its ``late`` stream has them.
@@ -85,20 +89,30 @@ class Result:
         summary = self._stored.summaries.get(node.uid)
         return 0 if summary is None else summary.late_rows
 
-    def _aggregates(
-        self, node: OperatorNode, transformation: Aggregate, fragments: Sequence[Fragment]
-    ) -> dict[Key, Row]:
+    def _aggregates(self, node: OperatorNode, transformation: Aggregate) -> dict[Key, Row]:
         inputs = [self._graph.node(input_id).schema for input_id in node.inputs]
         operator = operator_for(transformation, inputs, node.schema)
-        assert isinstance(operator, AggregateOperator)
-        for rank in ranks(fragments):
+        assert isinstance(operator, StatefulOperator)
+        for rank in ranks(self._stored.fragments(node.uid)):
             operator.restore(rank)
         keys = transformation.keys
+        if isinstance(transformation, WindowAggregate):
+            keys = (*keys, WINDOW_START)
         return {
             tuple(_frozen(row[name]) for name in keys): {name: row[name] for name in row if name not in keys}
-            for batch in operator.results()
+            for batch in _results(operator)
             for row in rows_of(batch)
         }
+
+
+def _results(operator: StatefulOperator) -> Iterable[pa.RecordBatch]:
+    match operator:
+        case AggregateOperator() | WindowOperator():
+            return operator.results()
+        case SessionOperator():
+            # What is remembered are pieces; closing them all puts them together.
+            return operator.advance(FOREVER)
+    raise InternalError(f"what {type(operator).__name__} remembers cannot be shown")
 
 
 class _Rows(Mapping[str, list[Row]]):

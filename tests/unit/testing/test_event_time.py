@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
+import polars as pl
 import pytest
 
 from etl.errors import ConfigurationError
@@ -14,7 +15,8 @@ from etl.event_time import FOREVER, EventTime, microseconds_since_1970
 from etl.job import Job
 from etl.operators.keyed.deduplicate import DeduplicateOperator
 from etl.testing import advance, assert_same_result, checkpoint, crash, drain, play, rows
-from sinks import PostgresTable, TwoPhaseCommitSink
+from etl.window import Session, Sliding, Tumbling
+from sinks import PostgresTable, TwoPhaseCommitSink, UpsertSink
 from tests.support.declarations import DeclaredSource
 
 NOON = datetime(2024, 5, 1, 12, tzinfo=UTC)
@@ -109,6 +111,103 @@ def test_event_time_stays_at_its_place_when_it_is_played_otherwise(watermarks: l
 
     assert watermarks.count("forever") >= 20
     assert watermarks[:5] == [2, 10, 12, "forever", 2]
+
+
+def windowed_job(window: Any, **settings: Any) -> Job:
+    """Counts events by ``n`` in windows; events may come five minutes late."""
+    job = Job("windows")
+    events = job.read(
+        "events",
+        DeclaredSource({"n": "int8", "at": "timestamptz"}),
+        event_time=EventTime("at", out_of_orderness=timedelta(minutes=5)),
+    )
+    counts = events.key_by("n").window(window, time="at", **settings).aggregate("counts", times=pl.len())
+    counts.write("windows", UpsertSink(PostgresTable("w", key=["n", "window_start"])))
+    counts.late.write("late", TwoPhaseCommitSink(PostgresTable("l")))
+    return job
+
+
+def event(minute: int, n: int = 1) -> dict[str, Any]:
+    return {"n": n, "at": minutes(minute)}
+
+
+def counted(rows_: Iterable[dict[str, Any]]) -> list[tuple[int, int, int]]:
+    """Start and end in minutes after noon, and how many."""
+    found = [(row["window_start"], row["window_end"], row["times"]) for row in rows_]
+    minute = timedelta(minutes=1)
+    return [((start - NOON) // minute, (end - NOON) // minute, times) for start, end, times in found]
+
+
+HOURS = Tumbling(timedelta(hours=1))
+
+
+def test_windows_close_when_event_time_passes_their_end() -> None:
+    script = [rows("events", event(10), event(50), event(61), event(40)), checkpoint(), crash()]
+
+    result = play(windowed_job(HOURS), script)
+    assert result.output == {"windows": [], "late": []}
+    assert result.state("counts") == {
+        (1, minutes(0)): {"window_end": minutes(60), "times": 3},
+        (1, minutes(60)): {"window_end": minutes(120), "times": 1},
+    }
+
+    result = play(windowed_job(HOURS), [*script, rows("events", event(65, n=2)), crash()])
+    assert counted(result.output["windows"]) == [(0, 60, 3)]
+    assert set(result.state("counts")) == {(1, minutes(60)), (2, minutes(60))}
+
+    result = play(
+        windowed_job(HOURS), [*script, advance(minutes(60)), checkpoint(), crash(), rows("events", event(59))]
+    )
+    assert counted(result.output["windows"]) == [(0, 60, 3)]
+    assert result.output["late"] == [event(59)]
+    assert result.late_rows("counts") == 1
+
+    result = play(windowed_job(HOURS), [*script, drain()])
+    assert counted(result.output["windows"]) == [(0, 60, 3), (60, 120, 1)]
+    assert result.state("counts") == {}
+
+
+def test_windows_that_were_emitted_at_a_checkpoint_are_remembered_until_they_close() -> None:
+    job = windowed_job(HOURS, emit="checkpoint")
+
+    result = play(job, [rows("events", event(10)), checkpoint(), rows("events", event(20)), checkpoint(), crash()])
+
+    assert counted(result.output["windows"]) == [(0, 60, 1), (0, 60, 2)]
+    assert counted(result.table("windows").values()) == [(0, 60, 2)]
+    assert result.state("counts") == {(1, minutes(0)): {"window_end": minutes(60), "times": 2}}
+
+
+def test_open_sessions_are_shown_as_they_would_close() -> None:
+    job = windowed_job(Session(timedelta(minutes=10)))
+
+    result = play(
+        job, [rows("events", event(0), event(6)), checkpoint(), rows("events", event(14), event(30)), crash()]
+    )
+
+    assert counted(result.output["windows"]) == [(0, 24, 3)]
+    assert result.state("counts") == {(1, minutes(30)): {"window_end": minutes(40), "times": 1}}
+
+
+@pytest.mark.parametrize(
+    ("window", "settings"),
+    [
+        (HOURS, {}),
+        (HOURS, {"lateness": timedelta(minutes=30)}),
+        (HOURS, {"emit": "checkpoint"}),
+        (Sliding(timedelta(hours=1), every=timedelta(minutes=20)), {}),
+        (Session(timedelta(minutes=15)), {}),
+    ],
+)
+def test_windows_do_not_depend_on_how_their_rows_are_played(window: Any, settings: dict[str, Any]) -> None:
+    moments = [0, 12, 31, 29, 55, 90, 20, 88, 130, 61, 126, 127, 200, 199, 140]
+    script = [
+        rows("events", *(event(moment, n=number % 4) for number, moment in enumerate(moments))),
+        advance(minutes(210)),
+        rows("events", event(100), event(230, n=2)),
+        drain(),
+    ]
+
+    assert_same_result(windowed_job(window, **settings), script, number=15)
 
 
 def findings(job: Job, script: list[Any]) -> list[str]:
