@@ -83,6 +83,11 @@ class Transformation(ABC):
             ConfigurationError: It cannot work on them; the findings say why.
         """
 
+    @property
+    def calls_functions(self) -> bool:
+        """Whether it calls Python functions of the user."""
+        return False
+
     def describe(self) -> str:
         """One line for ``etl explain``: what is done, without the place."""
         return self.kind
@@ -118,6 +123,11 @@ class Filter(Transformation):
         else:
             _require_callable(self, self.predicate)
         return inputs[0]
+
+    @property
+    def calls_functions(self) -> bool:
+        """Whether the predicate is one."""
+        return not isinstance(self.predicate, pl.Expr)
 
     def describe(self) -> str:
         """The predicate."""
@@ -182,6 +192,11 @@ class WithColumns(Transformation):
         dtype = empty_frame(Schema((Field(column.name, declared[column.name]),))).dtypes[0]
         return pl.lit(None, dtype=dtype).alias(column.name)
 
+    @property
+    def calls_functions(self) -> bool:
+        """Whether a column comes from one."""
+        return any(isinstance(column, RowColumn) for column in self.columns)
+
     def describe(self) -> str:
         """The columns."""
         return "with_columns " + ", ".join(_shown(column) for column in self.columns)
@@ -198,6 +213,11 @@ class _OfRows(Transformation):
         """The declared columns, or the input's."""
         _require_callable(self, self.function)
         return declared_schema(self, self.declared) or inputs[0]
+
+    @property
+    def calls_functions(self) -> bool:
+        """It does nothing else."""
+        return True
 
     def describe(self) -> str:
         """The function."""
@@ -247,6 +267,11 @@ class MapBatches(Transformation):
             problem = f"{_shown(self.function)} returned {type(yielded).__name__} for an empty frame"
             raise self.refusal(problem, "return a polars.DataFrame")
         return typed_schema(self, yielded.schema, schema, None)
+
+    @property
+    def calls_functions(self) -> bool:
+        """It does nothing else."""
+        return True
 
     def describe(self) -> str:
         """The function."""

@@ -92,6 +92,23 @@ def load_jobs(text: str, project_dir: Path, cwd: Path, *, jobless: bool = False)
     return [LoadedJob(job, _reference_to(module, name, job, len(jobs))) for job in jobs]
 
 
+def load_named_job(reference: str, project_dir: str, name: str) -> Job:
+    """The job of this name; also called in the worker processes of its run.
+
+    Args:
+        reference: See :class:`LoadedJob`.
+        project_dir: See :func:`load_jobs`.
+        name: Of the job.
+
+    Raises:
+        ConfigurationError: There is none; else as :func:`load_jobs`.
+    """
+    for loaded in load_jobs(reference, Path(project_dir), Path(project_dir)):
+        if loaded.job.name == name:
+            return loaded.job
+    raise ConfigurationError(f'"{reference}" declares no job named "{name}" any more')
+
+
 def load_module_jobs(module: Path, project_dir: Path) -> list[LoadedJob]:
     """The jobs that a file of the project declares itself; none when it only holds what others share.
 

@@ -17,12 +17,13 @@ from types import FrameType
 import click
 
 from etl.cli.connecting import Store, load_settings_for, open_store, target_databases
-from etl.cli.loading import LoadedJob, load_jobs
+from etl.cli.loading import LoadedJob, load_jobs, load_named_job
 from etl.cli.main import Invocation
 from etl.cli.output import OutputClosedError, OutputFailedError, exit_code_of, report, write_line, write_out
 from etl.cli.progress import Reporter, choose_reporter, summary_line
 from etl.errors import AlreadyRunningError, ConfigurationError, EtlError, InternalError
 from etl.job import Job
+from etl.runtime.loader import JobLoader
 from etl.runtime.monitor import RunMonitor
 from etl.runtime.run import IfRunning, RunOptions, run_job
 from etl.runtime.stop import StopSignal
@@ -32,6 +33,9 @@ from etl.store.database import Database
 
 STOP_LIMIT_S = 9.5
 """A process that was asked to stop ends within this time, whatever hangs."""
+
+WORKERS_MAX = 128
+"""There are as many key groups, and no subtask has less than one."""
 
 LISTEN_INTERVAL_S = 0.2
 """A signal is noticed within this time, even one that another library has taken."""
@@ -174,19 +178,19 @@ class Runner:
     outcomes: Outcomes
     debug: bool
 
-    def run_all(self, jobs: Mapping[int, Job]) -> None:
+    def run_all(self, jobs: Mapping[int, LoadedJob]) -> None:
         """Run all jobs, each given with its place on the command line."""
         try:
             with open_store(self.settings) as store:
                 if self.options.follow:
-                    self._in_threads([partial(self._run_one, store, index, job) for index, job in jobs.items()])
+                    self._in_threads([partial(self._run_one, store, index, loaded) for index, loaded in jobs.items()])
                 else:
                     self._in_threads([partial(self._run_in_turn, store, jobs)])
         except EtlError as error:
             # Opening the store failed, and with it every job; or giving it back did, when all had their outcomes.
             code = report(error, debug=self.debug)
-            for index, job in jobs.items():
-                self.outcomes.add_missing(index, Outcome(job.name, code))
+            for index, loaded in jobs.items():
+                self.outcomes.add_missing(index, Outcome(loaded.job.name, code))
 
     def _in_threads(self, functions: Sequence[Callable[[], None]]) -> None:
         """Runs never run in the main thread: a signal handler must not meet a lock that its own thread holds."""
@@ -200,27 +204,33 @@ class Runner:
                 thread.join(LISTEN_INTERVAL_S)
                 listen_again(self.signals)
 
-    def _run_in_turn(self, store: Store, jobs: Mapping[int, Job]) -> None:
+    def _run_in_turn(self, store: Store, jobs: Mapping[int, LoadedJob]) -> None:
         """One after the other; all are tried, whatever becomes of the others, until a signal comes."""
-        for index, job in jobs.items():
+        for index, loaded in jobs.items():
             if self.signals.received is None:
-                self._run_one(store, index, job)
+                self._run_one(store, index, loaded)
             else:
-                write_line(f"{job.name}: not started")
+                write_line(f"{loaded.job.name}: not started")
 
-    def _run_one(self, store: Store, index: int, job: Job) -> None:
+    def _run_one(self, store: Store, index: int, loaded: LoadedJob) -> None:
         """Run one job; what goes wrong becomes its outcome."""
         try:
-            outcome = self._attempt(store, job)
+            outcome = self._attempt(store, loaded)
         except Exception as error:  # noqa: BLE001 - becomes the outcome of this job; the others go on
-            outcome = self._outcome_of(job, error)
+            outcome = self._outcome_of(loaded.job, error)
         self.outcomes.add(index, outcome)
 
-    def _attempt(self, store: Store, job: Job) -> Outcome:
-        monitor = RunMonitor()
+    def _attempt(self, store: Store, loaded: LoadedJob) -> Outcome:
+        job, monitor = loaded.job, RunMonitor()
         telemetry = Telemetry()
         telemetry.subscribe(lambda event: self._repair(store, event))
-        options = replace(self.options, monitor=monitor, warn=lambda text: self.reporter.say(f"{job.name}: {text}"))
+        arguments = (loaded.reference, str(self.settings.project_dir), job.name)
+        options = replace(
+            self.options,
+            monitor=monitor,
+            warn=lambda text: self.reporter.say(f"{job.name}: {text}"),
+            loader=JobLoader(load_named_job.__module__, load_named_job.__name__, arguments),
+        )
         databases = self._targets_of(job)
         self.reporter.started(job.name, monitor)
         try:
@@ -274,6 +284,14 @@ class Runner:
     metavar="SECONDS",
     help="Replace a run whose heartbeat stands still for so long; by default what the job says.",
 )
+@click.option(
+    "--workers",
+    type=click.IntRange(min=0, max=WORKERS_MAX),
+    default=0,
+    show_default=True,
+    metavar="N",
+    help="Run Python functions and keyed state in N processes of their own; 0 for threads of one process.",
+)
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 @click.pass_context
 def run(
@@ -285,6 +303,7 @@ def run(
     quiet: bool,
     if_running: str,
     owner_timeout_s: float | None,
+    workers: int,
     debug: bool,
 ) -> None:
     """Run jobs: read what is there, make it visible, exit.
@@ -307,7 +326,11 @@ def run(
         if loaded:
             with choose_reporter(quiet=quiet, follow=follow) as reporter:
                 options = RunOptions(
-                    follow=follow, drain=drain, owner_timeout_s=owner_timeout_s, if_running=IfRunning(if_running)
+                    follow=follow,
+                    drain=drain,
+                    owner_timeout_s=owner_timeout_s,
+                    if_running=IfRunning(if_running),
+                    workers=workers,
                 )
                 Runner(settings, options, signals, reporter, outcomes, invocation.debug).run_all(loaded)
     context.exit(outcomes.exit_code(asked, signals.received))
@@ -350,15 +373,15 @@ def _collect_garbage() -> None:
 
 def _load(
     references: Sequence[str], settings: Settings, outcomes: Outcomes, *, debug: bool
-) -> tuple[dict[int, Job], int]:
+) -> tuple[dict[int, LoadedJob], int]:
     """Jobs by their place on the command line, and how many there are with those that could not be loaded."""
-    jobs: dict[int, Job] = {}
+    jobs: dict[int, LoadedJob] = {}
     index = 0
     for reference in references:
         try:
             for loaded in load_jobs(reference, settings.project_dir, Path.cwd()):
                 _refuse_shared_name(loaded, jobs)
-                jobs[index] = loaded.job
+                jobs[index] = loaded
                 index += 1
         except ConfigurationError as error:
             outcomes.add(index, Outcome(reference, report(error, debug=debug)))
@@ -366,8 +389,8 @@ def _load(
     return jobs, index
 
 
-def _refuse_shared_name(loaded: LoadedJob, jobs: Mapping[int, Job]) -> None:
-    if any(job.name == loaded.job.name for job in jobs.values()):
+def _refuse_shared_name(loaded: LoadedJob, jobs: Mapping[int, LoadedJob]) -> None:
+    if any(other.job.name == loaded.job.name for other in jobs.values()):
         raise ConfigurationError(
             f'{loaded.reference}: a job named "{loaded.job.name}" was given before; each job once, under its own name'
         )

@@ -15,10 +15,13 @@ from etl.runtime.environment import RunEnvironment
 from etl.runtime.executor import SHUTDOWN_TIMEOUT_S, STOPPING_TIMEOUT_S, ThreadExecutor
 from etl.runtime.keeper import LeaseKeeper
 from etl.runtime.message import Failed, Message, SavepointRequested, StopRequested
+from etl.runtime.plan import plan_of
 from etl.runtime.recovery import SinkPart
 from etl.runtime.source_subtask import SourceSubtask
 from etl.runtime.transactions import StoreTransactions
 from etl.runtime.wiring import Wiring, wire
+from etl.runtime.workers.fleet import SHUTDOWN_TIMEOUT_S as WORKERS_TIMEOUT_S
+from etl.runtime.workers.fleet import Fleet
 from etl.sink import CheckpointMode, Committer, Connect, Connection, Delivery, SinkContext, SupportsCommitter
 from etl.sqlstate import translated_in_store
 from etl.state import RestoredState, StateSummary
@@ -288,14 +291,18 @@ class Attempt:
         resources: ExitStack,
     ) -> None:
         environment = self._environment
-        wiring = Wiring(self._inbox.put, self._emit, environment.clock)
+        plan = plan_of(environment.graph, environment.job.parallelism, environment.workers)
+        fleet = Fleet(environment, plan, self._inbox.put)
+        resources.callback(lambda: fleet.shut_down(self._patience_s(WORKERS_TIMEOUT_S)))
+        wiring = Wiring(self._inbox.put, self._emit, environment.clock, links=fleet.ends)
         try:
-            sources = wire(wiring, environment, parts, restored.positions, stored)
+            sources = wire(wiring, environment, parts, restored.positions, stored, plan)
+            fleet.start(wiring.elsewhere)
         except BaseException:
             wiring.close()
             raise
-        coordinator = self._coordinator(sources, parts, wiring, transactions)
-        executor = ThreadExecutor(wiring.subtasks, wiring.gates)
+        coordinator = self._coordinator(sources, parts, wiring, fleet, transactions)
+        executor = ThreadExecutor(wiring)
         resources.callback(self._shut_down, executor)
         resources.callback(environment.stop.tell, None)
         environment.monitor.attempt_started(
@@ -305,9 +312,12 @@ class Attempt:
         environment.stop.tell(lambda: self._inbox.put(StopRequested()))
         coordinator.run()
 
+    def _patience_s(self, timeout_s: float) -> float:
+        """How long to wait for what is to end: less when the user waits for it."""
+        return min(timeout_s, STOPPING_TIMEOUT_S) if self._environment.stop.requested else timeout_s
+
     def _shut_down(self, executor: ThreadExecutor) -> None:
-        stopping = self._environment.stop.requested
-        stuck = executor.shut_down(STOPPING_TIMEOUT_S if stopping else SHUTDOWN_TIMEOUT_S)
+        stuck = executor.shut_down(self._patience_s(SHUTDOWN_TIMEOUT_S))
         if stuck:
             self._environment.warn(f"subtask(s) {', '.join(stuck)} did not end in time; their sessions are fenced out")
 
@@ -318,6 +328,7 @@ class Attempt:
         sources: Sequence[SourceSubtask],
         parts: Sequence[SinkPart],
         wiring: Wiring,
+        fleet: Fleet,
         transactions: StoreTransactions,
     ) -> Coordinator:
         environment = self._environment
@@ -327,8 +338,8 @@ class Attempt:
             checkpoint_id=self._lease.checkpoint_id,
             sources=[SourceHandle(source.uid, source.command, source.activity) for source in sources],
             committers={part.uid: part.committer for part in parts},
-            subtasks=[subtask.uid for subtask in wiring.subtasks],
-            stateful=wiring.stateful,
+            subtasks=[*(subtask.uid for subtask in wiring.subtasks), *fleet.subtasks],
+            stateful=[*wiring.stateful, *fleet.stateful],
             inbox=self._inbox,
             outlets=Outlets(
                 complete=lambda completed: self._complete(transactions, self._as_recorded(completed)),

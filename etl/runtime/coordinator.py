@@ -136,7 +136,7 @@ class Coordinator:
         self._savepoint_due = False
         self._stopping = False
         self._stop_by_s = math.inf
-        self._finishing = False
+        self._finish_by_s: float | None = None
 
     def run(self) -> None:
         """Until every subtask has ended after a final checkpoint.
@@ -153,7 +153,7 @@ class Coordinator:
         return self._mode is CheckpointMode.AT_MOST_ONCE
 
     def _next_message(self) -> Message | None:
-        deadline_s = self._due_s
+        deadline_s = self._due_s if self._finish_by_s is None else self._finish_by_s
         if self._pending is not None:
             deadline_s = self._pending.started_s + self._policy.timeout_s
         deadline_s = min(deadline_s, self._stop_by_s)
@@ -196,6 +196,11 @@ class Coordinator:
                 f"stopped without a final checkpoint: it took longer than {STOP_TIMEOUT_S:g} s;"
                 f" the next run reads again what came after checkpoint {self._last_id}"
             )
+        if self._finish_by_s is not None and self._clock.monotonic_s() >= self._finish_by_s:
+            raise TransientError(
+                f"subtask(s) {', '.join(sorted(self._running))} did not end within {self._policy.timeout_s:g} s"
+                " after the last checkpoint"
+            )
         pending = self._pending
         if pending is None or self._clock.monotonic_s() < pending.started_s + self._policy.timeout_s:
             return
@@ -225,7 +230,7 @@ class Coordinator:
     # --- triggering -------------------------------------------------------------------------------------------------
 
     def _decide(self) -> None:
-        if self._pending is not None or self._finishing:
+        if self._pending is not None or self._finish_by_s is not None:
             return
         moved = self._timers_fired or any(source.activity.moved for source in self._sources.values())
         if self._dry == set(self._sources):
@@ -264,7 +269,7 @@ class Coordinator:
             source.command(TakeSnapshot(checkpoint_id, hold=self._at_most_once))
 
     def _finish(self) -> None:
-        self._finishing = True
+        self._finish_by_s = self._clock.monotonic_s() + self._policy.timeout_s
         for source in self._sources.values():
             source.command(Finish())
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from etl.clock import Clock
 from etl.graph import JobGraph
 from etl.job import Job
+from etl.runtime.loader import JobLoader
 from etl.runtime.monitor import RunMonitor
 from etl.runtime.stop import StopSignal
 from etl.runtime.telemetry import Telemetry
@@ -31,6 +32,8 @@ class RunEnvironment:
         monitor: Live figures.
         stop: The user's request to stop.
         warn: Tells the user something that does not stop the run.
+        workers: How many processes there may be besides this one.
+        loader: How they come by the job.
     """
 
     job: Job
@@ -45,6 +48,8 @@ class RunEnvironment:
     monitor: RunMonitor
     stop: StopSignal
     warn: Callable[[str], None]
+    workers: int = 0
+    loader: JobLoader | None = None
 
     def database_of(self, name: str | None) -> Database:
         """The database a sink writes to."""

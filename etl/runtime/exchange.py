@@ -8,8 +8,8 @@ import numpy as np
 import pyarrow as pa
 
 from etl.key_group import hash_keys, subtasks_of_hashes
-from etl.runtime.channel import Channel
 from etl.runtime.element import Element
+from etl.runtime.subtask import Output
 
 
 class HashExchange:
@@ -20,7 +20,7 @@ class HashExchange:
         keys: Numbers of the key's columns in a batch.
     """
 
-    def __init__(self, channels: Sequence[Channel], keys: Sequence[int]) -> None:
+    def __init__(self, channels: Sequence[Output], keys: Sequence[int]) -> None:
         self._channels = channels
         self._keys = keys
 

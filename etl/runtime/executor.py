@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from threading import Thread
 
-from etl.runtime.channel import InputGate
 from etl.runtime.message import Finish
 from etl.runtime.source_subtask import SourceSubtask
-from etl.runtime.subtask import Subtask
+from etl.runtime.wiring import Wiring
 
 SHUTDOWN_TIMEOUT_S = 10.0
 """How long the threads of a failed attempt may take to end before the next attempt begins without them."""
@@ -22,15 +20,14 @@ class ThreadExecutor:
     """One thread a subtask. Parsing, transforming and COPY run outside the interpreter lock and overlap.
 
     Args:
-        subtasks: All of an attempt.
-        gates: All input gates, for waking threads at the end.
+        wiring: The subtasks of an attempt that run in this process.
     """
 
-    def __init__(self, subtasks: Sequence[Subtask], gates: Sequence[InputGate]) -> None:
-        self._subtasks = subtasks
-        self._gates = gates
+    def __init__(self, wiring: Wiring) -> None:
+        self._wiring = wiring
         # Daemons: a thread stuck in a dead network must not keep the process alive. Its session is fenced anyway.
-        self._threads = [Thread(target=subtask.run, name=subtask.uid, daemon=True) for subtask in subtasks]
+        bodies = [(one.run, one.uid) for one in wiring.subtasks] + [(one.run, one.uid) for one in wiring.receivers]
+        self._threads = [Thread(target=run, name=uid, daemon=True) for run, uid in bodies]
 
     def start(self) -> None:
         """Start every subtask."""
@@ -39,9 +36,9 @@ class ThreadExecutor:
 
     def shut_down(self, timeout_s: float) -> list[str]:
         """Wake and join all threads; returns the names of those that did not end in time."""
-        for gate in self._gates:
-            gate.close()
-        for subtask in self._subtasks:
+        for channel in self._wiring.channels:
+            channel.close()
+        for subtask in self._wiring.subtasks:
             if isinstance(subtask, SourceSubtask):
                 subtask.command(Finish())
         deadline_s = time.monotonic() + timeout_s

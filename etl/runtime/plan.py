@@ -35,6 +35,11 @@ class Chain:
         first = self.nodes[0].transformation
         return first if isinstance(first, Stateful) else None
 
+    @property
+    def runs_python(self) -> bool:
+        """Whether it calls functions of the user, or keeps state: what holds the interpreter's lock for long."""
+        return self.stateful is not None or any(node.transformation.calls_functions for node in self.nodes)
+
     def subtask_uid(self, number: int) -> str:
         """What one of the subtasks is called in messages and threads."""
         return self.id if self.parallelism == 1 else f"{self.id}[{number}]"
@@ -73,3 +78,43 @@ def _sides_of(graph: JobGraph) -> dict[str, dict[str, str]]:
         if isinstance(node, TransformationNode) and isinstance(node.transformation, SideStream):
             sides.setdefault(node.inputs[0], {})[node.transformation.tag] = node.id
     return sides
+
+
+MAIN = 0
+"""The process that has sources, sinks, coordinator and every session; workers are numbered from 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The chains of a job, and where their subtasks are; the same in every process of a run.
+
+    Attributes:
+        chains: In the order of the graph.
+        places: By id of a chain the process of each of its subtasks.
+        workers: How many worker processes have any.
+    """
+
+    chains: tuple[Chain, ...]
+    places: Mapping[str, tuple[int, ...]]
+    workers: int
+
+
+def plan_of(graph: JobGraph, parallelism: int = 1, workers: int = 0) -> Plan:
+    """Place the chains of a graph: what runs Python goes to the workers in turn, all else stays in the main process.
+
+    Args:
+        graph: The job's.
+        parallelism: Of stateful transformations that declare none.
+        workers: How many processes there may be besides the main one.
+    """
+    chains = chains_of(graph, parallelism)
+    places: dict[str, tuple[int, ...]] = {}
+    placed = 0
+    for chain in chains:
+        if workers and chain.runs_python:
+            turns = range(placed, placed + chain.parallelism)
+            places[chain.id] = tuple(turn % workers + 1 for turn in turns)
+            placed += chain.parallelism
+        else:
+            places[chain.id] = (MAIN,) * chain.parallelism
+    return Plan(chains, places, min(workers, placed))

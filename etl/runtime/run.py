@@ -14,11 +14,13 @@ from etl.clock import Clock, SystemClock
 from etl.errors import AlreadyRunningError, EtlError, FencedError, StopTimeoutError
 from etl.job import Job
 from etl.runtime import preflight
+from etl.runtime.classification import classify
 from etl.runtime.environment import RunEnvironment
+from etl.runtime.loader import JobLoader
 from etl.runtime.monitor import RunMonitor
 from etl.runtime.stop import StopSignal
 from etl.runtime.summary import RunSummary
-from etl.runtime.supervisor import Supervisor, classify
+from etl.runtime.supervisor import Supervisor
 from etl.runtime.telemetry import Telemetry
 from etl.store import lease as leases
 from etl.store import runs
@@ -55,6 +57,8 @@ class RunOptions:
         monitor: Where live figures are kept.
         clock: Time; tests turn it.
         warn: Tells the user something that does not stop the run; one line.
+        workers: How many processes run the Python functions of the job; 0 for threads of this one.
+        loader: How they come by the job; needed where there are any.
     """
 
     follow: bool = False
@@ -64,6 +68,8 @@ class RunOptions:
     monitor: RunMonitor = field(default_factory=RunMonitor)
     clock: Clock = field(default_factory=SystemClock)
     warn: Callable[[str], None] = field(default=lambda _message: None)
+    workers: int = 0
+    loader: JobLoader | None = None
 
 
 def run_job(
@@ -113,6 +119,8 @@ def run_job(
                 monitor=options.monitor,
                 stop=stop,
                 warn=options.warn,
+                workers=options.workers,
+                loader=options.loader,
             )
             return _run(environment, options, started_s)
     except psycopg.Error as error:

@@ -53,12 +53,8 @@ class Subtask(ABC):
                 self.close()
         except ChannelClosedError:
             return
-        except Exception as error:  # noqa: BLE001 - everything is handed to the coordinator, which raises it
-            self._report(Failed(error))
-        except BaseException as error:  # noqa: BLE001 - a panic of native code, or sys.exit() in a user's function
-            failure = InternalError(f"{type(error).__name__}: {error}")
-            failure.__cause__ = error
-            self._report(Failed(failure))
+        except BaseException as error:  # noqa: BLE001 - everything is handed to the coordinator, which raises it
+            self._report(failure_of(error))
         else:
             self._report(SubtaskEnded(self.uid))
 
@@ -78,6 +74,16 @@ class Subtask(ABC):
     @abstractmethod
     def close(self) -> None:
         """Release what the subtask holds: at its end, or in its stead when the attempt fails before it was started."""
+
+
+def failure_of(error: BaseException) -> Failed:
+    """What to report of whatever was raised in a thread."""
+    if isinstance(error, Exception):
+        return Failed(error)
+    # A panic of native code, or sys.exit() in a user's function.
+    failure = InternalError(f"{type(error).__name__}: {error}")
+    failure.__cause__ = error
+    return Failed(failure)
 
 
 class Output(Protocol):
@@ -198,6 +204,12 @@ class OperatorSubtask(AlignedSubtask):
         self._entries = [chain[0].entry(number) for number in numbers]
         self._watermarks = InputWatermarks(len(gate.channels))
         self._clock = clock or SystemClock()
+
+    def restore(self, fragments: Sequence[Fragment]) -> None:
+        """Have the operator with state take in fragments, at most one a key group; before the thread starts."""
+        operator = self._chain[0]
+        assert isinstance(operator, StatefulOperator)
+        operator.restore(fragments)
 
     def resume(self, watermark: int) -> None:
         """Begin where event time had come to at the restored checkpoint; called before the thread starts."""

@@ -10,11 +10,11 @@ from contextlib import suppress
 
 import psycopg
 
-from etl.errors import EtlError, InternalError, TransientError
+from etl.errors import EtlError, TransientError
 from etl.runtime.attempt import Attempt
+from etl.runtime.classification import classify
 from etl.runtime.environment import RunEnvironment
 from etl.sink import CheckpointMode
-from etl.sqlstate import translate
 from etl.store import lease as leases
 from etl.store import runs
 from etl.store.database import StoreConnection
@@ -23,19 +23,6 @@ from etl.store.runs import RunTotals
 
 SETTLE_PAUSE_S = 0.2
 """Between two tries to reach a database that is gone."""
-
-
-def classify(error: BaseException) -> EtlError:
-    """The member of our error tree that stands for whatever an attempt raised."""
-    if isinstance(error, EtlError):
-        return error
-    if isinstance(error, psycopg.Error):
-        return translate(error, "database")
-    if isinstance(error, OSError):
-        return TransientError(f"{type(error).__name__}: {error}")
-    if isinstance(error, MemoryError):
-        return InternalError("out of memory; lower batch sizes or give the process more")
-    return InternalError(f"{type(error).__name__}: {error}")
 
 
 class Supervisor:

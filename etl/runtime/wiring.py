@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
 
 from etl.clock import Clock
 from etl.graph import SNAPSHOT_UID, JobGraph, SourceNode
 from etl.job import Job
 from etl.operator import Operator
 from etl.runtime.channel import Channel, InputGate
-from etl.runtime.environment import RunEnvironment
-from etl.runtime.plan import Chain, chains_of
-from etl.runtime.recovery import SinkPart
+from etl.runtime.plan import MAIN, Chain, Plan, plan_of
 from etl.runtime.source_subtask import SourceSettings, SourceSubtask
 from etl.runtime.subtask import (
     OperatorSubtask,
@@ -25,73 +25,144 @@ from etl.runtime.subtask import (
 )
 from etl.sink import Emit
 from etl.source import Position, SourceContext
-from etl.state import Fragment, RestoredState, StatefulOperator, ranks
+from etl.state import RestoredState, ranks
+
+if TYPE_CHECKING:
+    # Not needed by workers, which do not open the store.
+    from etl.runtime.environment import RunEnvironment
+    from etl.runtime.recovery import SinkPart
+    from etl.runtime.workers.frames import ChannelReceiver
 
 Positions = Mapping[str, Mapping[str, Position]]
 """By uid of a source and id of a split where the next read starts."""
 
 
+class Closable(Protocol):
+    """Where threads wait for each other."""
+
+    def close(self) -> None:
+        """End all waiting, on both sides."""
+
+
+class Links(Protocol):
+    """The channels between processes."""
+
+    def end(self, number: int, sender: int, receiver: int) -> socket.socket | None:
+        """This process's end of a channel; None when it is one between two others.
+
+        Args:
+            number: Of the channel, from 0; the same in every process, since all wire the same plan.
+            sender: The process that writes.
+            receiver: The process that reads.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """What a subtask feeds; that of a subtask of another process stays empty."""
+
+    place: int
+    outputs: list[Output] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class StateElsewhere:
+    """Stored state of a subtask of another process."""
+
+    place: int
+    subtask: str
+    state: RestoredState
+
+
 @dataclass(slots=True)
 class Wiring:
-    """Subtasks and channels under construction; producers are added before their consumers.
+    """Subtasks and channels of one process under construction; producers are added before their consumers.
 
     Attributes:
         report: Where subtasks report to.
         emit: Where they announce steps.
         clock: Their time.
+        here: Which process this is; only its subtasks are made.
+        links: Channels to other processes; never asked where there are none.
         subtasks: Those made so far.
-        stateful: Names of those that keep state.
-        gates: All input gates.
+        stateful: Those of them that keep state, by name.
+        elsewhere: Stored state that other processes are to take in.
+        receivers: Of the channels from other processes; each needs a thread.
+        channels: Everything at which threads wait.
     """
 
     report: Report
     emit: Emit
     clock: Clock
+    here: int = MAIN
+    links: Links | None = None
     subtasks: list[Subtask] = field(default_factory=list)
-    stateful: list[str] = field(default_factory=list)
-    gates: list[InputGate] = field(default_factory=list)
-    _outputs: dict[str, list[list[Output]]] = field(default_factory=dict)
+    stateful: dict[str, OperatorSubtask] = field(default_factory=dict)
+    elsewhere: list[StateElsewhere] = field(default_factory=list)
+    receivers: list[ChannelReceiver] = field(default_factory=list)
+    channels: list[Closable] = field(default_factory=list)
+    _feeds: dict[str, list[Feed]] = field(default_factory=dict)
+    _links_made: int = 0
 
-    def produce(self, node_id: str, parallelism: int = 1) -> list[list[Output]]:
+    def produce(self, node_id: str, places: Sequence[int] = (MAIN,)) -> list[list[Output]]:
         """For each subtask of a node what it feeds; consumers wired later are seen too."""
-        return self._outputs.setdefault(node_id, [[] for _ in range(parallelism)])
+        feeds = self._feeds.setdefault(node_id, [Feed(place) for place in places])
+        return [feed.outputs for feed in feeds]
 
     def gate(self, inputs: Sequence[str]) -> InputGate:
-        """A gate with one channel from each subtask of the given nodes."""
-        feeds = [outputs for node_id in inputs for outputs in self._outputs[node_id]]
-        gate = self.open_gate(len(feeds))
-        for outputs, channel in zip(feeds, gate.channels, strict=True):
-            outputs.append(channel)
+        """A gate of a subtask of the main process, with one channel from each subtask of the given nodes."""
+        (gate,) = self.exchange(inputs, (MAIN,), ())
         return gate
 
-    def exchange(self, inputs: Sequence[str], parallelism: int, keys: Sequence[Sequence[int]]) -> list[InputGate]:
+    def input_numbers(self, inputs: Sequence[str]) -> list[int]:
+        """For each channel of a gate with these inputs, which of them it belongs to."""
+        return [number for number, node_id in enumerate(inputs) for _ in self._feeds[node_id]]
+
+    def exchange(self, inputs: Sequence[str], places: Sequence[int], keys: Sequence[Sequence[int]]) -> list[InputGate]:
         """For each of several subtasks a gate with a channel from each subtask of the given nodes.
 
         Args:
             inputs: The nodes.
-            parallelism: Number of subtasks.
+            places: The process of each subtask; the gate of one elsewhere is fed by nobody.
             keys: For each node the numbers of its columns by which rows are exchanged.
         """
-        if parallelism == 1:
-            return [self.gate(inputs)]
-        # Imported here: jobs without keyed state do not wait for NumPy.
-        from etl.runtime.exchange import HashExchange
-
-        numbers = self.input_numbers(inputs)
-        gates = [self.open_gate(len(numbers)) for _ in range(parallelism)]
-        feeds = [outputs for node_id in inputs for outputs in self._outputs[node_id]]
-        for channel, (number, outputs) in enumerate(zip(numbers, feeds, strict=True)):
-            outputs.append(HashExchange([gate.channels[channel] for gate in gates], keys[number]))
+        gates = [self.open_gate(len(self.input_numbers(inputs))) for _ in places]
+        feeds = [(number, feed) for number, node_id in enumerate(inputs) for feed in self._feeds[node_id]]
+        for index, (number, feed) in enumerate(feeds):
+            channels = [
+                self._connect(feed.place, place, gate.channels[index])
+                for place, gate in zip(places, gates, strict=True)
+            ]
+            if feed.place == self.here:
+                feed.outputs.append(channels[0] if len(channels) == 1 else _exchange(channels, keys[number]))
         return gates
 
-    def input_numbers(self, inputs: Sequence[str]) -> list[int]:
-        """For each channel of a gate with these inputs, which of them it belongs to."""
-        return [number for number, node_id in enumerate(inputs) for _ in self._outputs[node_id]]
+    def _connect(self, sender: int, receiver: int, channel: Channel) -> Output:
+        """What a sender puts its elements into, so that they come to the receiver's channel."""
+        if sender == receiver:
+            return channel
+        assert self.links is not None
+        number = self._links_made
+        self._links_made += 1
+        end = self.links.end(number, sender, receiver)
+        if end is None:
+            return channel
+        # Imported here: most runs have one process.
+        from etl.runtime.workers.frames import ChannelReceiver, ChannelSender
+
+        if receiver == self.here:
+            incoming = ChannelReceiver(f"channel-{number}", end, channel, self.report)
+            self.receivers.append(incoming)
+            self.channels.append(incoming)
+            return channel
+        outgoing = ChannelSender(end)
+        self.channels.append(outgoing)
+        return outgoing
 
     def open_gate(self, inputs: int) -> InputGate:
         """A gate with so many channels, which the caller feeds."""
         gate = InputGate(inputs)
-        self.gates.append(gate)
+        self.channels.append(gate)
         return gate
 
     def close(self) -> None:
@@ -101,14 +172,22 @@ class Wiring:
                 unstarted.callback(subtask.close)
 
 
+def _exchange(channels: Sequence[Output], keys: Sequence[int]) -> Output:
+    # Imported here: jobs without keyed state do not wait for NumPy.
+    from etl.runtime.exchange import HashExchange
+
+    return HashExchange(channels, keys)
+
+
 def wire(
     wiring: Wiring,
     environment: RunEnvironment,
     parts: Sequence[SinkPart],
     positions: Positions,
     stored: dict[str, RestoredState],
+    plan: Plan,
 ) -> list[SourceSubtask]:
-    """Make all subtasks of an attempt.
+    """Make all subtasks of an attempt that run in the main process.
 
     Args:
         wiring: Gets them, also those made before an error.
@@ -116,12 +195,13 @@ def wire(
         parts: The sinks, in the order of their declaration.
         positions: Where the sources go on.
         stored: By uid what operators remember; each takes its own out.
+        plan: Of the job.
 
     Returns:
         Those of the sources, in the order of their declaration.
     """
     sources = [_wire_source(wiring, environment, node, positions) for node in environment.graph.sources]
-    wire_chains(wiring, environment.job, environment.graph, stored)
+    wire_chains(wiring, environment.job, environment.graph, stored, plan)
     for node, part in zip(environment.graph.sinks, parts, strict=True):
         gate = wiring.gate([node.input])
         writer = node.sink.create_writer(part.context)
@@ -153,56 +233,58 @@ def _wire_source(wiring: Wiring, environment: RunEnvironment, node: SourceNode, 
     return subtask
 
 
-def wire_chains(wiring: Wiring, job: Job, graph: JobGraph, stored: dict[str, RestoredState]) -> None:
-    """Make the subtasks between sources and sinks.
+def wire_chains(
+    wiring: Wiring, job: Job, graph: JobGraph, stored: dict[str, RestoredState], plan: Plan | None = None
+) -> None:
+    """Make the subtasks between sources and sinks that run in this process.
 
     Args:
         wiring: Has the sources, and gets them.
         job: The declaration.
         graph: Its graph.
         stored: By uid what operators remember; each takes its own out.
+        plan: Of the job; one for a single process when left out.
     """
-    chains = chains_of(graph, job.parallelism)
-    cuts = iter(_wire_snapshots(wiring, chains))
-    for chain in chains:
-        gates = wiring.exchange(chain.inputs, chain.parallelism, _key_columns(graph, chain))
-        outputs = wiring.produce(chain.id, chain.parallelism)
+    plan = plan or plan_of(graph, job.parallelism)
+    cuts = iter(_wire_snapshots(wiring, plan))
+    for chain in plan.chains:
+        places = plan.places[chain.id]
+        gates = wiring.exchange(chain.inputs, places, _key_columns(graph, chain))
+        outputs = wiring.produce(chain.id, places)
+        side_outputs = {tag: wiring.produce(node_id, places) for tag, node_id in chain.sides.items()}
         # Taken out: what is restored lies in the operators' own columns and is not kept a second time.
         restored = stored.pop(chain.stateful.uid, None) if chain.stateful is not None else None
-        for number, gate in enumerate(gates):
-            operators = _operators(graph, chain)
-            snapshots = next(cuts) if chain.stateful is not None else None
+        for number, (place, gate) in enumerate(zip(places, gates, strict=True)):
             uid = chain.subtask_uid(number)
-            subtask = OperatorSubtask(
-                uid,
-                wiring.report,
-                gate,
-                job.mode,
-                operators,
-                outputs[number],
-                snapshots,
-                side_outputs={
-                    tag: wiring.produce(node_id, chain.parallelism)[number] for tag, node_id in chain.sides.items()
-                },
-                inputs=wiring.input_numbers(chain.inputs),
-                clock=wiring.clock,
-            )
-            wiring.subtasks.append(subtask)
-            if chain.stateful is not None:
-                wiring.stateful.append(uid)
+            if place == wiring.here:
+                subtask = OperatorSubtask(
+                    uid,
+                    wiring.report,
+                    gate,
+                    job.mode,
+                    _operators(graph, chain),
+                    outputs[number],
+                    next(cuts) if chain.stateful is not None else None,
+                    side_outputs={tag: of_side[number] for tag, of_side in side_outputs.items()},
+                    inputs=wiring.input_numbers(chain.inputs),
+                    clock=wiring.clock,
+                )
+                wiring.subtasks.append(subtask)
+                if chain.stateful is not None:
+                    wiring.stateful[uid] = subtask
             if restored is not None:
-                _restore(operators[0], restored.fragments, number, chain.parallelism)
-                if restored.watermark is not None:
-                    subtask.resume(restored.watermark)
+                _restore(wiring, place, uid, _part_of(restored, number, chain.parallelism))
 
 
-def _wire_snapshots(wiring: Wiring, chains: Sequence[Chain]) -> Sequence[Channel]:
-    """For each stateful subtask the channel that takes its cuts."""
-    subtasks = sum(chain.parallelism for chain in chains if chain.stateful is not None)
+def _wire_snapshots(wiring: Wiring, plan: Plan) -> Sequence[Channel]:
+    """For each stateful subtask of this process the channel that takes its cuts."""
+    stateful = [chain for chain in plan.chains if chain.stateful is not None]
+    subtasks = sum(plan.places[chain.id].count(wiring.here) for chain in stateful)
     if not subtasks:
         return ()
     gate = wiring.open_gate(subtasks)
-    wiring.subtasks.append(SnapshotSubtask(SNAPSHOT_UID, wiring.report, gate, wiring.emit))
+    uid = SNAPSHOT_UID if wiring.here == MAIN else f"{SNAPSHOT_UID}[{wiring.here}]"
+    wiring.subtasks.append(SnapshotSubtask(uid, wiring.report, gate, wiring.emit))
     return gate.channels
 
 
@@ -227,12 +309,20 @@ def _operators(graph: JobGraph, chain: Chain) -> list[Operator]:
     ]
 
 
-def _restore(operator: Operator, fragments: Sequence[Fragment], subtask: int, parallelism: int) -> None:
-    """Give a subtask the state of its own key groups, however they were spread when it was stored."""
+def _part_of(restored: RestoredState, subtask: int, parallelism: int) -> RestoredState:
+    """The state of a subtask's own key groups, however they were spread when it was stored."""
     # Imported here: jobs without keyed state do not wait for NumPy.
     from etl.key_group import groups_of_subtask
 
-    assert isinstance(operator, StatefulOperator)
     groups = groups_of_subtask(subtask, parallelism)
-    for rank in ranks(one for one in fragments if one.key_group in groups):
-        operator.restore(rank)
+    return RestoredState([one for one in restored.fragments if one.key_group in groups], restored.watermark)
+
+
+def _restore(wiring: Wiring, place: int, uid: str, restored: RestoredState) -> None:
+    if place != wiring.here:
+        wiring.elsewhere.append(StateElsewhere(place, uid, restored))
+        return
+    for rank in ranks(restored.fragments):
+        wiring.stateful[uid].restore(rank)
+    if restored.watermark is not None:
+        wiring.stateful[uid].resume(restored.watermark)

@@ -18,8 +18,8 @@ module            what it holds
 ================  =================================================================================
 """
 
+from etl.runtime.loader import JobLoader
 from etl.testing.chaos.experiment import MINUTES, OCCURRENCES, ChaosOptions, ChaosPlan, crash_test
-from etl.testing.chaos.process import JobLoader
 from etl.testing.chaos.report import ChaosReport
 from etl.testing.chaos.zygote import ChaosStoppedError, StopRequest
 

@@ -13,11 +13,12 @@ from etl.errors import ConfigurationError, EtlError, Finding, InternalError
 from etl.graph import JobGraph, SinkNode
 from etl.guarantee import guarantees_of
 from etl.job import Job
+from etl.runtime.loader import JobLoader
 from etl.sink import Connect, Connection, PreflightContext, ScratchTable, SupportsScratch
 from etl.store.database import Database
 from etl.testing.chaos.comparison import Difference, compare_rows, compare_tables, count_rows
 from etl.testing.chaos.ground import Ground, Place
-from etl.testing.chaos.process import JobLoader, Kill, RunOutcome, RunRequest, Step
+from etl.testing.chaos.process import Kill, RunOutcome, RunRequest, Step
 from etl.testing.chaos.rehearsal import aimed, denser_checkpoints, require_fit
 from etl.testing.chaos.report import ChaosReport, NonDeterminism, Trial
 from etl.testing.chaos.sample import Sample

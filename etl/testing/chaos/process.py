@@ -8,11 +8,10 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from importlib import import_module
 from pathlib import Path
 
 from etl.errors import EtlError, InternalError
-from etl.job import Job
+from etl.runtime.loader import JobLoader
 from etl.runtime.run import IfRunning, RunOptions, run_job
 from etl.runtime.stop import StopSignal
 from etl.runtime.telemetry import Event, Telemetry
@@ -20,31 +19,6 @@ from etl.sink import Scratch
 from etl.store.database import Database
 from etl.testing.chaos.rehearsal import Rehearsal
 from etl.testing.chaos.sample import Sample
-
-
-@dataclass(frozen=True, slots=True)
-class JobLoader:
-    """How another process comes by the job: the user's module is imported there anew, as by every run.
-
-    Attributes:
-        module: Where the function is.
-        function: Its name; it returns the job.
-        arguments: What it is called with.
-    """
-
-    module: str
-    function: str
-    arguments: tuple[str, ...] = ()
-
-    def load(self) -> Job:
-        """The job.
-
-        Raises:
-            ConfigurationError: Whatever the function says.
-        """
-        job = getattr(import_module(self.module), self.function)(*self.arguments)
-        assert isinstance(job, Job)
-        return job
 
 
 @dataclass(frozen=True, slots=True)

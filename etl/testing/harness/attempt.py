@@ -26,7 +26,7 @@ class _UnboundedWiring(Wiring):
 
     def open_gate(self, inputs: int) -> InputGate:
         gate = InputGate(inputs, rows_max=sys.maxsize, bytes_max=sys.maxsize)
-        self.gates.append(gate)
+        self.channels.append(gate)
         return gate
 
 

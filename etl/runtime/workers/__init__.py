@@ -1,0 +1,1 @@
+"""Worker processes: where subtasks that run Python need cores of their own."""
