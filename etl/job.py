@@ -163,6 +163,9 @@ class Job:
                     if stateful.parallelism is not None and not _is_parallelism(stateful.parallelism):
                         problem = f"parallelism {stateful.parallelism!r} is not 1 to {PARALLELISM_MAX}"
                         yield stateful.finding(problem, "choose another number")
+                    if stateful.keys_in_memory is not None and not _is_count(stateful.keys_in_memory):
+                        problem = f"keys_in_memory {stateful.keys_in_memory!r} is no number of at least 1"
+                        yield stateful.finding(problem, "choose another number, or leave it out for all keys")
                     if self.mode is CheckpointMode.AT_MOST_ONCE:
                         problem = "in mode at-most-once positions are stored before the state that belongs to them"
                         yield stateful.finding(problem, "choose another mode, or another job for the state")
@@ -289,17 +292,29 @@ class Stream:
         """
         return KeyedStream(self, columns)
 
-    def deduplicate(self, uid: str, keys: Sequence[str] | str, *, parallelism: int | None = None) -> Stream:
+    def deduplicate(
+        self,
+        uid: str,
+        keys: Sequence[str] | str,
+        *,
+        parallelism: int | None = None,
+        keys_in_memory: int | None = None,
+    ) -> Stream:
         """The first row of each key and no other, over all runs of the job.
 
         Args:
             uid: Name of the operator within the job; the keys it has seen are stored under it.
             keys: Columns that make the key; NULL is a key like any other.
             parallelism: Number of subtasks; the job's when left out.
+            keys_in_memory: How many keys each subtask keeps in memory from one checkpoint to the next; those not used
+                for longest go to disk. All when left out.
         """
         # anything else is left as it is: the graph's validation reports it together with all other mistakes
         columns = tuple(keys) if isinstance(keys, list | tuple) else (keys,)
-        return self._then(Deduplicate(Location.of_caller(), uid, columns, parallelism=parallelism))
+        transformation = Deduplicate(
+            Location.of_caller(), uid, columns, parallelism=parallelism, keys_in_memory=keys_in_memory
+        )
+        return self._then(transformation)
 
     def write(self, uid: str, sink: Sink) -> None:
         """Write the rows.
@@ -364,6 +379,7 @@ class KeyedStream:
         schema: Mapping[str, str] | None = None,
         emit: Emission | str = Emission.CHECKPOINT,
         parallelism: int | None = None,
+        keys_in_memory: int | None = None,
         **expressions: pl.Expr,
     ) -> Stream:
         """One row of results for each key, over all rows of all runs; it is emitted again when it has changed.
@@ -376,6 +392,8 @@ class KeyedStream:
             schema: Types of sums where another exact one is wanted, e.g. ``{"total": "numeric(38,0)"}``.
             emit: ``"checkpoint"``: each changed key once a checkpoint. ``"update"``: after each batch that changed it.
             parallelism: Number of subtasks; the job's when left out.
+            keys_in_memory: How many keys each subtask keeps in memory from one checkpoint to the next; those not used
+                for longest go to disk. All when left out.
             expressions: By name of the result, polars aggregates: ``pl.len()``, and ``count``, ``sum``, ``min``,
                 ``max``, ``mean``, ``first``, ``last`` of an expression over single rows;
                 ``pl.col("status").sort_by("at").last()`` for the value of the row that is last in another column.
@@ -388,6 +406,7 @@ class KeyedStream:
             schema,
             _emission(emit),
             parallelism=parallelism,
+            keys_in_memory=keys_in_memory,
         )
         return self._stream._then(transformation)
 
@@ -429,6 +448,7 @@ class KeyedStream:
         schema: Mapping[str, str] | None = None,
         deterministic: bool = True,
         parallelism: int | None = None,
+        keys_in_memory: int | None = None,
     ) -> Stream:
         """Any number of rows for each row, by a function that remembers something of each key.
 
@@ -450,6 +470,8 @@ class KeyedStream:
             schema: Columns and types of the rows; the input's when left out.
             deterministic: False when the same rows may yield others the next time.
             parallelism: Number of subtasks; the job's when left out.
+            keys_in_memory: How many keys each subtask keeps in memory from one checkpoint to the next; those not used
+                for longest go to disk. All when left out.
         """
         transformation = Process(
             Location.of_caller(),
@@ -460,6 +482,7 @@ class KeyedStream:
             schema,
             deterministic=deterministic,
             parallelism=parallelism,
+            keys_in_memory=keys_in_memory,
         )
         return self._stream._then(transformation)
 
@@ -629,6 +652,10 @@ def _join_kind(how: JoinKind | str) -> JoinKind:
 def _both(time: tuple[str, str] | str) -> tuple[str, ...]:
     # anything else is left as it is: the graph's validation reports it together with all other mistakes
     return tuple(time) if isinstance(time, tuple | list) else (time, time)
+
+
+def _is_count(number: object) -> bool:
+    return type(number) is int and number >= 1
 
 
 def _is_parallelism(number: object) -> bool:

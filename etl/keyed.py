@@ -97,12 +97,14 @@ class Stateful(Transformation):
         uid: Names the state in the store, across runs and changes of the code.
         keys: Columns that make the key; NULL is a key like any other.
         parallelism: Number of subtasks; the job's when None.
+        keys_in_memory: How many keys each subtask keeps in memory from one checkpoint to the next; None for all.
     """
 
     uid: str
     keys: tuple[str, ...]
     _: KW_ONLY
     parallelism: int | None = None
+    keys_in_memory: int | None = None
 
     @property
     def event_time_columns(self) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from etl.operators.exact import placed
 from etl.operators.keyed.columns import Ids
 from etl.operators.keyed.grouping import key_arrays, key_frame
 from etl.operators.keyed.reduction import Reduction
-from etl.operators.keyed.state import KeyedState
+from etl.operators.keyed.spilling import state_of
 from etl.operators.keyed.table import ChangedIds
 from etl.schema import Schema
 from etl.state import Fragment, StateCut, StatefulOperator
@@ -32,7 +32,7 @@ class AggregateOperator(StatefulOperator):
         self._at_updates = transformation.emission is Emission.UPDATE
         self._unemitted = ChangedIds()
         keys = {field.name: field.type.arrow for field in self._keys}
-        self._state = KeyedState(self.uid, keys, self._reduction.columns)
+        self._state = state_of(transformation, keys, self._reduction.columns)
 
     def process(self, batch: pa.RecordBatch) -> Iterable[pa.RecordBatch]:
         """Take the rows in; nothing comes out unless every update is wanted."""
@@ -57,6 +57,10 @@ class AggregateOperator(StatefulOperator):
     def restore(self, fragments: Sequence[Fragment]) -> None:
         """See :meth:`etl.state.StatefulOperator.restore`."""
         self._state.restore(fragments)
+
+    def close(self) -> None:
+        """See :meth:`etl.operator.Operator.close`."""
+        self._state.close()
 
     def cut(self) -> StateCut:
         """See :meth:`etl.state.StatefulOperator.cut`."""

@@ -9,7 +9,7 @@ import pyarrow as pa
 from etl.keyed import Deduplicate
 from etl.operators.exact import placed
 from etl.operators.keyed.grouping import ROW, first_rows, key_arrays, key_frame
-from etl.operators.keyed.state import KeyedState
+from etl.operators.keyed.spilling import state_of
 from etl.schema import Schema
 from etl.state import Fragment, StateCut, StatefulOperator
 
@@ -21,7 +21,7 @@ class DeduplicateOperator(StatefulOperator):
         self.uid = transformation.uid
         self._transformation = transformation
         self._keys = transformation.key_fields(schema)
-        self._state = KeyedState(self.uid, {field.name: field.type.arrow for field in self._keys}, {})
+        self._state = state_of(transformation, {field.name: field.type.arrow for field in self._keys}, {})
 
     def process(self, batch: pa.RecordBatch) -> Iterable[pa.RecordBatch]:
         """The rows whose keys were never seen before, in their order."""
@@ -35,6 +35,10 @@ class DeduplicateOperator(StatefulOperator):
     def restore(self, fragments: Sequence[Fragment]) -> None:
         """See :meth:`etl.state.StatefulOperator.restore`."""
         self._state.restore(fragments)
+
+    def close(self) -> None:
+        """See :meth:`etl.operator.Operator.close`."""
+        self._state.close()
 
     def cut(self) -> StateCut:
         """See :meth:`etl.state.StatefulOperator.cut`."""

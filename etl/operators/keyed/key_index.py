@@ -75,7 +75,7 @@ class KeyIndex:
         Args:
             keys: One array a column; no key may come twice.
         """
-        hashes = self._hash(keys)
+        hashes = self.hash(keys)
         ids = self._find(keys, hashes)
         missing = np.flatnonzero(ids == _EMPTY)
         new = np.zeros(len(ids), dtype=np.bool_)
@@ -87,7 +87,7 @@ class KeyIndex:
 
     def find(self, keys: Sequence[pa.Array]) -> Ids:
         """The id of each key, :data:`NOT_FOUND` where there is none; a key may come many times."""
-        return self._find(keys, self._hash(keys))
+        return self._find(keys, self.hash(keys))
 
     def begins_with(self, ids: Ids, keys: Sequence[pa.Array]) -> Flags:
         """Whether the key of each id has in its first columns the values beside it."""
@@ -96,7 +96,8 @@ class KeyIndex:
             same &= column.equal(ids, values)
         return same
 
-    def _hash(self, keys: Sequence[pa.Array]) -> Hashes:
+    def hash(self, keys: Sequence[pa.Array]) -> Hashes:
+        """The hashes of any keys."""
         return hash_within_groups(keys, self._grouped_by)
 
     def keys(self, ids: Ids) -> list[pa.Array]:

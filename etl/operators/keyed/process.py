@@ -17,7 +17,7 @@ from etl.operators.keyed.columns import Ids
 from etl.operators.keyed.grouping import first_rows, key_arrays, key_frame
 from etl.operators.keyed.handles import Cursor, KeyStates, handle_for, undeclared
 from etl.operators.keyed.key_index import NOT_FOUND
-from etl.operators.keyed.state import KeyedState
+from etl.operators.keyed.spilling import state_of
 from etl.operators.rows import ROWS_MAX
 from etl.schema import Schema
 from etl.state import Fragment, StateCut, StatefulOperator
@@ -43,7 +43,7 @@ class ProcessOperator(StatefulOperator):
         self._seen = KeyStates(handles)
         self._changed: list[int] = []
         self._columns = {name: handle.column for name, handle in handles.items()}
-        self._state = KeyedState(self.uid, {field.name: field.type.arrow for field in self._keys}, self._columns)
+        self._state = state_of(transformation, {field.name: field.type.arrow for field in self._keys}, self._columns)
         self._function = transformation.function
 
     def process(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
@@ -107,6 +107,10 @@ class ProcessOperator(StatefulOperator):
     def restore(self, fragments: Sequence[Fragment]) -> None:
         """See :meth:`etl.state.StatefulOperator.restore`."""
         self._state.restore(fragments)
+
+    def close(self) -> None:
+        """See :meth:`etl.operator.Operator.close`."""
+        self._state.close()
 
     def cut(self) -> StateCut:
         """See :meth:`etl.state.StatefulOperator.cut`."""

@@ -89,6 +89,10 @@ class KeyedTables:
         fragments = self._changed_fragments()
         return StateCut(self._uid, fragments, StateSummary(self._chains.chunks, watermark, late_rows))
 
+    def rebase(self, key_group: int, rows: int) -> None:
+        """The full snapshot of a key group that was cut last has so many rows."""
+        self._chains.rebase(key_group, rows)
+
     def _changed_fragments(self) -> Sequence[Fragment]:
         changed = [table.take_changed() for table in self._tables]
         groups = [groups_of_hashes(table.hashes(ids)) for table, ids in zip(self._tables, changed, strict=True)]
@@ -166,6 +170,9 @@ class KeyedState(KeyedTable):
         """See :meth:`KeyedTables.cut`."""
         return self._stored_as.cut(watermark, late_rows)
 
+    def close(self) -> None:
+        """Release what is held beside memory."""
+
 
 def _by_group(table: KeyedTable, ids: Ids) -> tuple[Ids, Ids]:
     """Ids in the order of their hashes, and where the key groups begin among them."""
@@ -215,6 +222,9 @@ class _Chains:
             self._last[group] += 1
             self._delta_rows[group] += rows
         return int(self._last[group])
+
+    def rebase(self, group: int, rows: int) -> None:
+        self._base_rows[group] = rows
 
     def restored(self, fragment: Fragment) -> None:
         self.append(fragment.key_group, fragment.rows.num_rows, full=fragment.sequence == 0)
