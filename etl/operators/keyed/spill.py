@@ -33,6 +33,7 @@ RUNS_MAX = 8
 """A key is looked for in no more runs than that."""
 
 _MERGED = 4
+_PART_ROWS = 65_536
 _DEAD_SHARE_MAX = 0.5
 _HASH = "hash"
 _FILTER_BITS_A_ROW = 10
@@ -80,21 +81,24 @@ class SpilledRows:
 
     def of_group(self, key_group: int) -> pa.RecordBatch:
         """The rows of a key group; they stay here."""
-        return self._without_hashes(self._sorted(self._runs, key_group))
+        return self._without_hashes(self._sorted(self._runs, range(key_group, key_group + 1)))
 
     def close(self) -> None:
         """Give the space back."""
         self._file.close()
 
     def _merge(self, count: int) -> None:
-        """Make one run of the first ones; a key group at a time is in memory."""
+        """Make one run of the first ones; some key groups at a time are in memory."""
         merged, self._runs = self._runs[:count], self._runs[count:]
-        self._runs.append(_Run(self._file, (self._sorted(merged, group) for group in range(KEY_GROUPS))))
+        parts = min(KEY_GROUPS, 1 + sum(run.live for run in merged) // _PART_ROWS)
+        groups = KEY_GROUPS // parts
+        ranges = (range(first, min(first + groups, KEY_GROUPS)) for first in range(0, KEY_GROUPS, groups))
+        self._runs.append(_Run(self._file, (self._sorted(merged, some) for some in ranges)))
         for run in merged:
             run.delete()
 
-    def _sorted(self, runs: Iterable[_Run], key_group: int) -> pa.RecordBatch:
-        rows = self._together([rows for run in runs for rows in run.of_group(key_group)])
+    def _sorted(self, runs: Iterable[_Run], key_groups: range) -> pa.RecordBatch:
+        rows = self._together([rows for run in runs for rows in run.of_groups(key_groups)])
         return rows.take(pa.array(np.argsort(_hashes(rows), kind="stable")))
 
     def _together(self, rows: list[pa.RecordBatch]) -> pa.RecordBatch:
@@ -152,14 +156,14 @@ class _Run:
                 self.live -= int(found.sum())
                 yield rows.filter(pa.array(found))
 
-    def of_group(self, key_group: int) -> Iterator[pa.RecordBatch]:
-        """The rows of a key group, which stay."""
-        groups = groups_of_hashes(self._firsts)
-        begin, end = np.searchsorted(groups, key_group, side="left"), np.searchsorted(groups, key_group, side="right")
-        # The page before begins in a lower group and may reach into this one.
-        for page in range(max(0, int(begin) - 1), int(end)):
+    def of_groups(self, key_groups: range) -> Iterator[pa.RecordBatch]:
+        """The rows of neighbouring key groups, which stay."""
+        begin, end = np.searchsorted(groups_of_hashes(self._firsts), [key_groups.start, key_groups.stop]).tolist()
+        # The page before begins in a lower group and may reach into these.
+        for page in range(max(0, begin - 1), end):
             rows, live = self._read(page)
-            yield rows.filter(pa.array((groups_of_hashes(_hashes(rows)) == key_group) & live))
+            groups = groups_of_hashes(_hashes(rows))
+            yield rows.filter(pa.array((groups >= key_groups.start) & (groups < key_groups.stop) & live))
 
     def delete(self) -> None:
         """Give the space back to other runs."""
