@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from etl.errors import ConfigurationError, Finding
 from etl.event_time import EventTime
 from etl.graph import Declaration, DeclaredSink, DeclaredSource, DeclaredTransformation, JobGraph, build_graph
-from etl.joins import IntervalJoin, Join, JoinKind
+from etl.joins import AsOfJoin, IntervalJoin, Join, JoinKind
 from etl.keyed import (
     PARALLELISM_MAX,
     Aggregate,
@@ -535,6 +535,54 @@ class KeyedStream:
             _both(time),
             lower,
             upper,
+            how=_join_kind(how),
+            suffix=suffix,
+            parallelism=parallelism,
+        )
+        return self._join(transformation, index)
+
+    def as_of_join(
+        self,
+        uid: str,
+        right: KeyedStream,
+        *,
+        time: tuple[str, str] | str,
+        how: JoinKind | str = JoinKind.INNER,
+        suffix: str = "_right",
+        parallelism: int | None = None,
+    ) -> JoinStream:
+        """Each row with the version of its key that was valid when it happened.
+
+        ::
+
+            orders.key_by("currency").as_of_join("rated", rates.key_by("currency"), time=("at", "valid_from"))
+
+        A version is a row of the right; it is valid from its time on until the next one of its key begins. A row waits
+        until event time says that all versions before it have come. Both streams need event time.
+
+        Args:
+            uid: Name of the operator within the job; versions, and rows that wait, are stored under it.
+            right: The versions, keyed by columns of the same types.
+            time: The columns that say when a row of the left happened and from when on a version is valid; one name
+                where it is the same.
+            how: ``"inner"``: rows that have a version. ``"left"``: the others as well; what is not there is NULL.
+            suffix: Appended to the names of those columns of the right that the left has too.
+            parallelism: Number of subtasks; the job's when left out.
+
+        Returns:
+            All columns of the left, then those of the right but its key.
+
+        Raises:
+            ConfigurationError: The right is no keyed stream of the same job.
+        """
+        location = Location.of_caller()
+        index = self._right_index(right, "as_of_join", location)
+        transformation = AsOfJoin(
+            location,
+            uid,
+            self._keys,
+            right._keys,
+            _both(time),
             how=_join_kind(how),
             suffix=suffix,
             parallelism=parallelism,

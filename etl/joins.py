@@ -134,7 +134,8 @@ class Join(Stateful):
     def _kind_findings(self) -> Iterable[Finding]:
         how: object = self.how
         if how not in self.kinds:
-            yield self.finding(f"how={how!r} is unknown here", f"choose from {', '.join(self.kinds)}")
+            shown = str(how) if isinstance(how, str) else how
+            yield self.finding(f"how={shown!r} is unknown here", f"choose from {', '.join(self.kinds)}")
         suffix: object = self.suffix
         if not isinstance(suffix, str):
             yield self.finding(f"suffix={suffix!r} is no text", 'e.g. suffix="_right"')

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import polars as pl
 
 from etl.errors import InternalError
-from etl.joins import IntervalJoin
+from etl.joins import AsOfJoin, IntervalJoin
 from etl.keyed import Aggregate, Deduplicate, Process, Stateful
 from etl.operator import Operator
 from etl.operators.frames import MapBatchesOperator
@@ -57,6 +57,7 @@ def _stateful_operator_for(
 ) -> StatefulOperator:
     # Imported here: jobs without keyed state do not wait for NumPy.
     from etl.operators.keyed.aggregate import AggregateOperator
+    from etl.operators.keyed.as_of_join import AsOfJoinOperator
     from etl.operators.keyed.deduplicate import DeduplicateOperator
     from etl.operators.keyed.interval_join import IntervalJoinOperator
     from etl.operators.keyed.process import ProcessOperator
@@ -76,4 +77,6 @@ def _stateful_operator_for(
             return DeduplicateOperator(transformation, inputs[0])
         case IntervalJoin():
             return IntervalJoinOperator(transformation, inputs, output_schema)
+        case AsOfJoin():
+            return AsOfJoinOperator(transformation, inputs, output_schema)
     raise InternalError(f"no operator is known for {transformation}")

@@ -139,3 +139,23 @@ def test_results_that_are_emitted_again_are_not_joined() -> None:
     assert problems(joined_job(join)) == [
         'interval join "paid": it would take each of the results of "totals" again whenever it changes'
     ]
+
+
+def test_as_of_join_has_the_columns_of_the_left_then_those_of_the_version() -> None:
+    def join(orders: Stream, payments: Stream) -> Stream:
+        return orders.key_by("id").as_of_join("rated", payments.key_by("order_id"), time="at", how="left")
+
+    graph = joined_job(join).graph()
+    names = (*ORDERS, "code", "at_right", "amount_right")
+    assert graph.sinks[0].schema.names == names
+    node = graph.node("rated")
+    assert isinstance(node, OperatorNode)
+    described = "left as-of join by id = order_id: the latest right.at <= left.at"
+    assert node.transformation.describe() == described
+
+
+def test_versions_without_a_row_never_come_out() -> None:
+    def join(orders: Stream, payments: Stream) -> Stream:
+        return orders.key_by("id").as_of_join("rated", payments.key_by("order_id"), time="at", how="full")
+
+    assert problems(joined_job(join)) == ["as-of join \"rated\": how='full' is unknown here"]

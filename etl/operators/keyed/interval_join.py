@@ -12,7 +12,7 @@ import pyarrow as pa
 from etl.event_time import FOREVER, in_microseconds
 from etl.joins import IntervalJoin
 from etl.operators.keyed.columns import Ids
-from etl.operators.keyed.join_rows import Columns, in_pieces
+from etl.operators.keyed.join_rows import Columns, PartnerRows, in_pieces
 from etl.operators.keyed.joining import LEAST, JoinOperator, columns_of, known_keys, later, taken
 from etl.operators.keyed.time_queue import Moments
 from etl.schema import Schema
@@ -35,7 +35,12 @@ class IntervalJoinOperator(JoinOperator):
     """
 
     def __init__(self, transformation: IntervalJoin, inputs: Sequence[Schema], output_schema: Schema) -> None:
-        super().__init__(transformation, inputs, output_schema, transformation.how.keeps)
+        described = zip(inputs, transformation.keys_of_inputs, transformation.times, strict=True)
+        self._rows = [
+            PartnerRows(schema, keys, transformation.keys, time, notes_partners=keeps)
+            for (schema, keys, time), keeps in zip(described, transformation.how.keeps, strict=True)
+        ]
+        super().__init__(transformation, inputs, output_schema, self._rows)
         self._keeps = transformation.how.keeps
         lower, upper = _bounded(transformation.lower), _bounded(transformation.upper)
         self._reaches = (_Reach(lower, upper), _Reach(-upper, -lower))
@@ -44,7 +49,7 @@ class IntervalJoinOperator(JoinOperator):
     def advance(self, watermark: int) -> Iterator[pa.RecordBatch]:
         """Forget the rows for which nothing can come any more; those that never had a partner come out if wanted."""
         self.watermark = watermark
-        for number, side in enumerate(self.sides):
+        for number, side in enumerate(self._rows):
             ids = side.due(self._done_until(number))
             if self._keeps[number]:
                 yield from self._alone(number, side.without_partner(ids))
@@ -55,7 +60,7 @@ class IntervalJoinOperator(JoinOperator):
         return FOREVER if watermark == FOREVER else max(LEAST, watermark - self._held_back)
 
     def _take(self, number: int, batch: pa.RecordBatch, moments: Moments) -> Iterable[pa.RecordBatch]:
-        side, other, reach = self.sides[number], self.sides[1 - number], self._reaches[number]
+        side, other, reach = self._rows[number], self._rows[1 - number], self._reaches[number]
         keys = side.keys_of(batch)
         known = known_keys(keys)
         asking = np.flatnonzero(known)
@@ -72,11 +77,12 @@ class IntervalJoinOperator(JoinOperator):
             alone = ~waits & ~joined
             yield self._beside(number, columns_of(taken(batch, alone)), None, int(alone.sum()))
         if waits.any():
-            side.add(taken(batch, waits), moments[waits], joined[waits])
+            ids = side.add(taken(batch, waits), moments[waits])
+            side.note_partners(ids[joined[waits]])
 
     def _alone(self, number: int, ids: Ids) -> Iterator[pa.RecordBatch]:
         for some in in_pieces(ids):
-            yield self._beside(number, self.sides[number].columns(some), None, len(some))
+            yield self._beside(number, self._rows[number].columns(some), None, len(some))
 
     def _beside(self, number: int, own: Columns, others: Columns | None, rows: int) -> pa.RecordBatch:
         """Rows of a side with their partners, the left first."""

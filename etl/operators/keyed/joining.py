@@ -15,7 +15,7 @@ from etl.joins import SIDES, Join
 from etl.operator import LATE, LATE_RIGHT, Output, SideOutput
 from etl.operators.exact import placed
 from etl.operators.keyed.columns import Flags
-from etl.operators.keyed.join_rows import Columns, JoinRows
+from etl.operators.keyed.join_rows import Columns, WaitingRows
 from etl.operators.keyed.key_times import Numbers
 from etl.operators.keyed.state import KeyedTables
 from etl.operators.keyed.time_queue import Moments
@@ -31,6 +31,12 @@ _TAGS = (LATE, LATE_RIGHT)
 class JoinOperator(StatefulOperator):
     """Keeps the rows of two inputs by key and time.
 
+    Args:
+        transformation: What was declared.
+        inputs: Columns of both sides.
+        output_schema: Columns of the results.
+        sides: What keeps the rows of each.
+
     Attributes:
         uid: See :class:`~etl.state.StatefulOperator`.
         takes_late: By side, whether late rows are not only told as such, but taken as well.
@@ -45,17 +51,12 @@ class JoinOperator(StatefulOperator):
         transformation: Join,
         inputs: Sequence[Schema],
         output_schema: Schema,
-        notes_partners: tuple[bool, bool] = (False, False),
+        sides: Sequence[WaitingRows],
     ) -> None:
         self.uid = transformation.uid
         self._transformation = transformation
         self._schema = output_schema.to_arrow()
-        self.sides = tuple(
-            JoinRows(schema, keys, transformation.keys, time, notes_partners=notes)
-            for schema, keys, time, notes in zip(
-                inputs, transformation.keys_of_inputs, transformation.times, notes_partners, strict=True
-            )
-        )
+        self.sides = tuple(sides)
         self._tables = KeyedTables(self.uid, {name: side.table for name, side in zip(SIDES, self.sides, strict=True)})
         self._left_names = inputs[0].names
         self._right_names = [field.name for field in transformation.right_values(inputs[1])]

@@ -180,3 +180,41 @@ def test_stream_is_joined_with_itself(store_url: str, shop: Shop) -> None:
     )
     assert Counter(query(store_url, "SELECT * FROM joined")) == expected
     assert expected.total() > 50
+
+
+def as_of_job(shop: Shop, parallelism: int = 1) -> Job:
+    job, orders, payments = shop.read(parallelism)
+    versions = payments.key_by("order_id")
+    write(orders.key_by("id").as_of_join("rated", versions, time=("at", "paid_at"), how="left"))
+    return job
+
+
+def all_versions(shop: Shop) -> Counter[Any]:
+    """Versions that begin at the same time differ in nothing but their number: the last one in the files is valid."""
+    found: list[Any] = []
+    for key, at, name in shop.orders:
+        begun = [
+            (valid_from, place, number)
+            for place, (of, valid_from, number) in enumerate(shop.payments)
+            if key is not None and of == key and valid_from <= at
+        ]
+        found.append((key, at, name, max(begun)[0] if begun else None, max(begun)[2] if begun else None))
+    return Counter(found)
+
+
+def test_as_of_join_over_runs_finds_the_version_of_each_time(store_url: str, shop: Shop) -> None:
+    for part, parallelism in enumerate((2, 1, 4)):
+        shop.invent(part, seed=10 + part)
+        job = as_of_job(shop, parallelism)
+        assert run(store_url, job, stop_at=("state.snapshotted", 2)).exit_code == 65
+        assert run(store_url, as_of_job(shop, parallelism)).exit_code == 0
+        found = Counter(query(store_url, "SELECT * FROM joined"))
+        assert found <= all_versions(shop)
+        assert found.total() > 100 * (part + 1)
+    assert run(store_url, as_of_job(shop, 3), drain=True).exit_code == 0
+    assert Counter(query(store_url, "SELECT * FROM joined")) == all_versions(shop)
+    assert query(store_url, "SELECT * FROM late") == query(store_url, "SELECT * FROM late_right") == []
+    # Once all is drained, one version of each key is kept for what may come.
+    shop.write(3, [(1, START + 100 * HOUR, "after")], [])
+    assert run(store_url, as_of_job(shop), drain=True).exit_code == 0
+    assert query(store_url, "SELECT * FROM late") == [(1, START + 100 * HOUR, "after")]
