@@ -5,27 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
-import polars as pl
 import pyarrow as pa
 
-from etl.errors import ConfigurationError, InternalError
-from etl.event_time import FOREVER
+from etl.errors import ConfigurationError
 from etl.graph import JobGraph, OperatorNode, SinkNode
-from etl.keyed import Aggregate, ListState, MapState, Process
-from etl.operators import operator_for
 from etl.operators.exact import rows_of
-from etl.operators.keyed.aggregate import AggregateOperator
-from etl.operators.keyed.reading import rows_of_state
-from etl.operators.keyed.sessions import SessionOperator
-from etl.operators.keyed.table import KEY_PREFIX, STATE_PREFIX
-from etl.operators.keyed.windows import WindowOperator
 from etl.sink import Upsert
-from etl.state import Fragment, StatefulOperator, ranks
 from etl.testing.harness.memory import StoredCheckpoint
+from etl.testing.harness.remembered import Key, key_of, remembered
 from etl.transformation import Row
-from etl.windowed import WINDOW_START, WindowAggregate
-
-Key = tuple[Any, ...]
 
 _Node = TypeVar("_Node", SinkNode, OperatorNode)
 
@@ -69,15 +57,13 @@ class Result:
         """By key what an operator remembers, as of the last checkpoint.
 
         For ``process``, the states by name; for ``aggregate``, the results, of windows by key and ``window_start``; for
-        ``deduplicate``, nothing but the key.
+        joins, the rows of each side that wait for partners; for ``deduplicate``, nothing but the key.
 
         Raises:
             ConfigurationError: There is no such operator.
         """
         node = _found(operator, self._graph.operators, "operator")
-        if isinstance(node.transformation, Aggregate):
-            return self._aggregates(node, node.transformation)
-        return dict(_states(node, self._stored.fragments(operator)))
+        return remembered(self._graph, node, self._stored.fragments(operator))
 
     def late_rows(self, operator: str) -> int:
         """How many rows came too late for an operator, as of the last checkpoint; its ``late`` stream has them.
@@ -88,31 +74,6 @@ class Result:
         node = _found(operator, self._graph.operators, "operator")
         summary = self._stored.summaries.get(node.uid)
         return 0 if summary is None else summary.late_rows
-
-    def _aggregates(self, node: OperatorNode, transformation: Aggregate) -> dict[Key, Row]:
-        inputs = [self._graph.node(input_id).schema for input_id in node.inputs]
-        operator = operator_for(transformation, inputs, node.schema)
-        assert isinstance(operator, StatefulOperator)
-        for rank in ranks(self._stored.fragments(node.uid)):
-            operator.restore(rank)
-        keys = transformation.keys
-        if isinstance(transformation, WindowAggregate):
-            keys = (*keys, WINDOW_START)
-        return {
-            tuple(_frozen(row[name]) for name in keys): {name: row[name] for name in row if name not in keys}
-            for batch in _results(operator)
-            for row in rows_of(batch)
-        }
-
-
-def _results(operator: StatefulOperator) -> Iterable[pa.RecordBatch]:
-    match operator:
-        case AggregateOperator() | WindowOperator():
-            return operator.results()
-        case SessionOperator():
-            # What is remembered are pieces; closing them all puts them together.
-            return operator.advance(FOREVER)
-    raise InternalError(f"what {type(operator).__name__} remembers cannot be shown")
 
 
 class _Rows(Mapping[str, list[Row]]):
@@ -152,7 +113,7 @@ def _unknown(uid: str, known: Sequence[str], role: str) -> str:
 def _table(rows: Iterable[Row], upsert: Upsert) -> dict[Key, Row]:
     found: dict[Key, tuple[Key, Row]] = {}
     for row in rows:
-        key = tuple(_frozen(row[name]) for name in upsert.key)
+        key = key_of(row[name] for name in upsert.key)
         same = tuple("NaN" if value != value else value for value in key)
         before = found.get(same)
         if before is None or upsert.version is None or _replaces(row[upsert.version], before[1][upsert.version]):
@@ -170,32 +131,3 @@ def _replaces(version: Any, stored: Any) -> bool:
 def _ordered(version: Any) -> tuple[bool, Any]:
     is_nan = version != version
     return (is_nan, 0 if is_nan else version)
-
-
-def _states(node: OperatorNode, fragments: Sequence[Fragment]) -> Iterator[tuple[Key, Row]]:
-    specs = node.transformation.states if isinstance(node.transformation, Process) else {}
-    for batch in rows_of_state(node.uid, fragments):
-        columns = {
-            name: pl.Series(pl.from_arrow(column)).to_list()
-            for name, column in zip(batch.schema.names, batch.columns, strict=True)
-        }
-        for values in zip(*columns.values(), strict=True):
-            row = dict(zip(columns, values, strict=True))
-            key = tuple(_frozen(value) for name, value in row.items() if name.startswith(KEY_PREFIX))
-            states = {name.removeprefix(STATE_PREFIX): row[name] for name in row if name.startswith(STATE_PREFIX)}
-            yield key, {name: _as_seen(value, specs.get(name)) for name, value in states.items()}
-
-
-def _as_seen(value: Any, spec: object) -> Any:
-    """As the function sees it: a list or dictionary with nothing in it is empty."""
-    match spec:
-        case MapState():
-            return {entry["key"]: entry["value"] for entry in value or ()}
-        case ListState():
-            return value or []
-        case _:
-            return value
-
-
-def _frozen(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value

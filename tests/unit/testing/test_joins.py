@@ -1,0 +1,94 @@
+"""Joins in plays: rows that wait for partners, and those that come too late."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from etl.event_time import EventTime
+from etl.job import Job
+from etl.testing import advance, assert_same_result, checkpoint, crash, drain, play, rows
+from sinks import PostgresTable, TwoPhaseCommitSink
+from tests.support.declarations import DeclaredSource
+
+
+def at(minute: int) -> datetime:
+    return datetime(2024, 5, 1, 12, tzinfo=UTC) + timedelta(minutes=minute)
+
+
+def order(number: int, minute: int) -> dict[str, Any]:
+    return {"id": number, "at": at(minute)}
+
+
+def payment(number: int, minute: int, cents: int = 0) -> dict[str, Any]:
+    return {"order_id": number, "paid_at": at(minute), "cents": cents}
+
+
+def paid_job() -> Job:
+    """Orders with their payments within an hour."""
+    job = Job("paid")
+    orders = job.read("orders", DeclaredSource({"id": "int8", "at": "timestamptz"}), event_time=EventTime("at"))
+    payments = job.read(
+        "payments",
+        DeclaredSource({"order_id": "int8", "paid_at": "timestamptz", "cents": "int8"}),
+        event_time=EventTime("paid_at"),
+    )
+    paid = orders.key_by("id").interval_join(
+        "pairs",
+        payments.key_by("order_id"),
+        time=("at", "paid_at"),
+        lower=timedelta(0),
+        upper=timedelta(hours=1),
+        how="left",
+    )
+    paid.write("paid", TwoPhaseCommitSink(PostgresTable("paid")))
+    paid.late.write("late_orders", TwoPhaseCommitSink(PostgresTable("late_orders")))
+    paid.late_right.write("late_payments", TwoPhaseCommitSink(PostgresTable("late_payments")))
+    return job
+
+
+@pytest.mark.parametrize("parallelism", [1, 3])
+def test_rows_wait_for_partners_also_over_a_crash(parallelism: int) -> None:
+    script = [
+        rows("orders", order(1, 0), order(2, 5)),
+        rows("payments", payment(3, 10, 9)),
+        checkpoint(),
+        crash(),
+        rows("payments", payment(1, 20, 1), payment(1, 30, 2)),
+    ]
+
+    result = play(paid_job(), script, parallelism=parallelism)
+
+    pairs = [(row["id"], row["paid_at"], row["cents"]) for row in result.output["paid"]]
+    assert pairs == [(1, at(20), 1), (1, at(30), 2)]
+    waiting = result.state("pairs")
+    assert waiting[1,]["left"] == [{"at": at(0), "joined": True}]
+    assert waiting[2,] == {"left": [{"at": at(5), "joined": False}]}
+    payments = waiting[1,].get("right", [])
+    assert payments == [{"paid_at": at(20), "cents": 1}, {"paid_at": at(30), "cents": 2}]
+
+
+def test_orders_without_payment_come_when_their_hour_is_over() -> None:
+    script = [rows("orders", order(1, 0)), rows("payments"), advance(at(61)), checkpoint(), crash()]
+
+    result = play(paid_job(), [*script, rows("orders", order(2, 60)), rows("payments", payment(1, 59))])
+
+    assert result.output["paid"] == [{**order(1, 0), "paid_at": None, "cents": None}]
+    assert result.output["late_orders"] == [order(2, 60)]
+    assert result.output["late_payments"] == [payment(1, 59)]
+    assert result.late_rows("pairs") == 2
+    assert result.state("pairs") == {}
+
+
+def test_pairs_do_not_depend_on_how_rows_are_played() -> None:
+    script = [
+        rows("orders", *(order(number, number * 7) for number in range(8))),
+        rows("payments", *(payment(number % 5, number * 9, number) for number in range(12))),
+        advance(at(100)),
+        rows("orders", order(1, 99), order(2, 120)),
+        drain(),
+    ]
+
+    assert_same_result(paid_job(), script, number=15)
