@@ -200,7 +200,7 @@ class _Builder:
         self.findings: list[Finding] = []
         self._declarations = declarations
         self._built: dict[int, Node] = {}
-        self._taken = {uid for _, uid, _ in _named(declarations) if isinstance(uid, str)}
+        self._taken = {uid for _, uid, _ in named(declarations) if isinstance(uid, str)}
         self._counts: dict[str, int] = {}
 
     def build(self) -> JobGraph:
@@ -331,7 +331,7 @@ class _Builder:
 
     def _check_uids(self) -> None:
         first: dict[str, Location] = {}
-        for role, uid, location in _named(self._declarations):
+        for role, uid, location in named(self._declarations):
             subject = f'{role} "{uid}" at {location}' if uid else f"{role} at {location}"
             problem = _uid_problem(uid)
             if problem is not None:
@@ -374,7 +374,7 @@ class _Builder:
                 self.findings.append(Finding(f'sink "{node.uid}" at {node.location}', problem, cure))
 
 
-def _named(declarations: Sequence[Declaration]) -> Iterable[tuple[str, str, Location]]:
+def named(declarations: Sequence[Declaration]) -> Iterable[tuple[str, str, Location]]:
     """Role, uid and place of everything whose positions, state or commits are stored."""
     for declaration in declarations:
         match declaration:

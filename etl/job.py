@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING
 
 from etl.errors import ConfigurationError, Finding
 from etl.event_time import EventTime
-from etl.graph import Declaration, DeclaredSink, DeclaredSource, DeclaredTransformation, JobGraph, build_graph
+from etl.graph import Declaration, DeclaredSink, DeclaredSource, DeclaredTransformation, JobGraph, build_graph, named
 from etl.joins import AsOfJoin, IntervalJoin, Join, JoinKind
 from etl.keyed import (
     PARALLELISM_MAX,
@@ -74,6 +74,8 @@ class Job:
         owner_timeout_s: A run whose heartbeat stands still for so long may be replaced by another one; after so long
             without an answer to one of its own sessions, a run asks the server what that session does.
         forget: Uids of former sources and operators whose stored positions or state are given up on purpose.
+        renamed: New uids of sources and operators by their former ones: what is stored under a former uid is taken over
+            by the first run, and may stay declared.
         base_dir: Directory for relative paths of sources and sinks; the working directory unless a loader sets it.
         module_file: The file that made this object.
     """
@@ -89,6 +91,7 @@ class Job:
         parallelism: int = 1,
         owner_timeout_s: float = 30.0,
         forget: Sequence[str] = (),
+        renamed: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         """Declare an empty job. Mistakes in the arguments are reported by :meth:`graph`, with all others."""
         self.name = name
@@ -99,6 +102,7 @@ class Job:
         self.parallelism = parallelism
         self.owner_timeout_s = owner_timeout_s
         self.forget = tuple(forget)
+        self.renamed = renamed
         self.base_dir = Path()
         self.module_file = Path(Location.of_caller().file)
         self._declarations: list[Declaration] = []
@@ -121,7 +125,7 @@ class Job:
             ConfigurationError: Lists everything that is wrong, each with its place and cure.
         """
         graph, findings = build_graph(self._declarations)
-        findings = [*self._findings(), *findings, *self._forget_findings(graph)]
+        findings = [*self._findings(), *findings, *self._forget_findings(graph), *self._renamed_findings()]
         if findings:
             shown = f'"{self.name}"' if isinstance(self.name, str) and self.name.isprintable() else repr(self.name)
             raise ConfigurationError.from_findings(f"job {shown}", findings)
@@ -155,6 +159,24 @@ class Job:
             if uid in there:
                 problem = f'it names "{uid}", which the job has'
                 yield Finding("forget", problem, "to begin anew, give it a new uid and forget the former one")
+
+    def _renamed_findings(self) -> Iterator[Finding]:
+        renamed: object = self.renamed
+        if not isinstance(renamed, Mapping) or not all(
+            isinstance(uid, str) for item in renamed.items() for uid in item
+        ):
+            yield Finding("renamed", f"{renamed!r} is no mapping of uids", 'e.g. renamed={"old": "new"}')
+            return
+        # Of the declarations and not of the graph, which leaves out what is broken.
+        there = {uid for role, uid, _ in named(self._declarations) if role != "sink"}
+        for old, new in renamed.items():
+            if old in there:
+                yield Finding("renamed", f'"{old}" is a former uid, and the job has it', "remove it there")
+            if old in self.forget:
+                yield Finding("renamed", f'"{old}" is to be forgotten as well', "do one of the two")
+            if new not in there:
+                problem = f'"{old}" is to be "{new}", and no source and no operator of the job is called so'
+                yield Finding("renamed", problem, "name one that is there")
 
     def _stateful_findings(self) -> Iterator[Finding]:
         for declaration in self._declarations:

@@ -25,6 +25,7 @@ from etl.errors import AlreadyRunningError, ConfigurationError, EtlError, Intern
 from etl.job import Job
 from etl.runtime.loader import JobLoader
 from etl.runtime.monitor import RunMonitor
+from etl.runtime.rewinding import StartFrom
 from etl.runtime.run import IfRunning, RunOptions, run_job
 from etl.runtime.stop import StopSignal
 from etl.runtime.telemetry import Event, Telemetry
@@ -268,6 +269,13 @@ class Runner:
 @click.argument("jobs", nargs=-1, required=True, metavar="JOB...")
 @click.option("--follow", is_flag=True, help="Go on for new data until stopped.")
 @click.option("--drain", is_flag=True, help="Close what is still open in event time when everything is read.")
+@click.option(
+    "--from",
+    "start",
+    metavar="NAME",
+    help="Go back to a savepoint, or to the number of a kept checkpoint, of the one job that is given.",
+)
+@click.option("--keep-written", is_flag=True, help="With --from: rows written since then stay, and are written again.")
 @click.option("--json", "as_json", is_flag=True, help="Print one summary object a job on stdout, one a line.")
 @click.option("--quiet", is_flag=True, help="Say nothing unless something fails.")
 @click.option(
@@ -299,6 +307,8 @@ def run(
     jobs: tuple[str, ...],
     follow: bool,
     drain: bool,
+    start: str | None,
+    keep_written: bool,
     as_json: bool,
     quiet: bool,
     if_running: str,
@@ -314,6 +324,8 @@ def run(
     """
     if drain and follow:
         raise click.UsageError("--drain closes what is open when everything is read, and --follow never is done")
+    if keep_written and start is None:
+        raise click.UsageError("--keep-written says what --from NAME does with rows written since then")
     invocation = context.find_object(Invocation) or Invocation()
     invocation.debug = invocation.debug or debug
     outcomes = Outcomes(as_json=as_json)
@@ -321,6 +333,8 @@ def run(
     with listening(signals):
         settings = load_settings_for(jobs)
         loaded, asked = _load(jobs, settings, outcomes, debug=invocation.debug)
+        if start is not None and asked != 1:
+            raise click.UsageError("--from goes back with one job; name it, with :variable where a module has several")
         _collect_garbage()
         listen_again(signals)
         if loaded:
@@ -331,6 +345,7 @@ def run(
                     owner_timeout_s=owner_timeout_s,
                     if_running=IfRunning(if_running),
                     workers=workers,
+                    start=None if start is None else StartFrom(start, keep_written=keep_written),
                 )
                 Runner(settings, options, signals, reporter, outcomes, invocation.debug).run_all(loaded)
     context.exit(outcomes.exit_code(asked, signals.received))

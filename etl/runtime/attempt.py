@@ -17,6 +17,7 @@ from etl.runtime.keeper import LeaseKeeper
 from etl.runtime.message import Failed, Message, SavepointRequested, StopRequested
 from etl.runtime.plan import plan_of
 from etl.runtime.recovery import SinkPart
+from etl.runtime.rewinding import Rewind
 from etl.runtime.source_subtask import SourceSubtask
 from etl.runtime.transactions import StoreTransactions
 from etl.runtime.wiring import Wiring, wire
@@ -25,7 +26,7 @@ from etl.runtime.workers.fleet import Fleet
 from etl.sink import CheckpointMode, Committer, Connect, Connection, Delivery, SinkContext, SupportsCommitter
 from etl.sqlstate import translated_in_store
 from etl.state import RestoredState, StateSummary
-from etl.store import checkpoints, pruning, savepoints, state
+from etl.store import checkpoints, pruning, rewinding, savepoints, state
 from etl.store.checkpoints import CompletedCheckpoint, Restored
 from etl.store.database import Database, StoreConnection
 from etl.store.integrity import require_states_unchanged, require_whole
@@ -35,7 +36,7 @@ from etl.store.runs import RunTotals, save_totals
 from etl.store.state import OperatorState
 from etl.store.tables import Trigger
 from etl.store.write_ahead_log import DatabaseWriteAheadLog
-from etl.transaction import commit
+from etl.transaction import begin, commit
 
 STORE_SINK_ID = 0
 """The store's own fence row belongs to no sink."""
@@ -72,32 +73,71 @@ class Attempt:
             BaseException: Whatever failed; nothing of the unfinished checkpoint is visible.
         """
         with ExitStack() as resources:
-            keeper = LeaseKeeper(
-                self._session.driver,
-                self._lease,
-                self._environment.owner_timeout_s,
-                lambda error: self._inbox.put(Failed(error)),
-                self._savepoint_asked,
-                self._environment.clock,
-            )
-            require_states_unchanged(self._session, self._lease)
-            restored = checkpoints.restore(self._session, self._lease)
-            self._former = dict(restored.states)
-            self._rows_written = restored.rows_written_total
-            require_whole(self._session, self._lease, restored)
-            sink_ids = self._register_sinks()
-            keeper.start()
-            resources.callback(keeper.stop)
+            restored, sink_ids = self._take_up(resources)
             # With the heartbeat going on: there may be much to read.
             stored = self._stored_state(restored)
-            writing = [node for node in self._environment.graph.sinks if node.sink.delivery is Delivery.TRANSACTIONAL]
-            transactions = StoreTransactions(
-                self._open_session, self._ledger(STORE_SINK_ID), self._emit, exclusive=len(writing) == 1
-            )
-            resources.callback(transactions.close)
+            transactions = self._transactions(resources)
             parts = self._parts(sink_ids, transactions, resources)
             self._recover(parts, restored)
+            self._settle_sources(restored)
             self._run_subtasks(parts, restored, stored, transactions, resources)
+
+    def rewind(self, target: Rewind) -> None:
+        """Settle what former runs left, as ever, and then begin a new incarnation instead of reading.
+
+        The owner claims again afterwards: an epoch is never used twice.
+
+        Raises:
+            BaseException: Whatever failed; unless the answer to the commit was lost, nothing has changed.
+        """
+        with ExitStack() as resources:
+            restored, sink_ids = self._take_up(resources)
+            self._recover(self._parts(sink_ids, self._transactions(resources), resources), restored)
+            session = resources.enter_context(closing(self._open_session()))
+            self._emit("rewind.begin", checkpoint=target.cut.checkpoint_id)
+            with translated_in_store(f"going back to checkpoint {target.cut.checkpoint_id}"):
+                begin(session.driver)
+                number = rewinding.rewind(
+                    session,
+                    self._lease,
+                    self._ledger(STORE_SINK_ID),
+                    self._run_id,
+                    target.cut,
+                    target.renamed,
+                    restored.rows_written_total,
+                )
+                save_totals(session, self._run_id, self._totals, number)
+            self._emit("rewind.copied", checkpoint=number)
+            commit(session.driver)
+            self._emit("rewind.completed", checkpoint=number)
+
+    def _take_up(self, resources: ExitStack) -> tuple[Restored, Mapping[str, int]]:
+        """The cut that the last completed checkpoint left, found whole, and numbers of the sinks; the heart beats."""
+        keeper = LeaseKeeper(
+            self._session.driver,
+            self._lease,
+            self._environment.owner_timeout_s,
+            lambda error: self._inbox.put(Failed(error)),
+            self._savepoint_asked,
+            self._environment.clock,
+        )
+        require_states_unchanged(self._session, self._lease)
+        restored = checkpoints.restore(self._session, self._lease)
+        self._former = dict(restored.states)
+        self._rows_written = restored.rows_written_total
+        require_whole(self._session, self._lease, restored)
+        sink_ids = self._register_sinks()
+        keeper.start()
+        resources.callback(keeper.stop)
+        return restored, sink_ids
+
+    def _transactions(self, resources: ExitStack) -> StoreTransactions:
+        writing = [node for node in self._environment.graph.sinks if node.sink.delivery is Delivery.TRANSACTIONAL]
+        transactions = StoreTransactions(
+            self._open_session, self._ledger(STORE_SINK_ID), self._emit, exclusive=len(writing) == 1
+        )
+        resources.callback(transactions.close)
+        return transactions
 
     def _savepoint_asked(self, stop: bool) -> None:
         if stop:
@@ -114,8 +154,8 @@ class Attempt:
         unused = sorted(restored.states.keys() - operators - set(job.forget))
         if unused:
             raise StateError(
-                f"stored state of operator(s) {', '.join(unused)} has no operator in the job; give a renamed operator"
-                f" its former uid back, or declare Job(…, forget={unused}) to give this state up"
+                f"stored state of operator(s) {', '.join(unused)} has no operator in the job; declare a new uid with"
+                f' Job(…, renamed={{"{unused[0]}": "…"}}), or Job(…, forget={unused}) to give this state up'
             )
         new = sorted(operators - restored.states.keys())
         if new and restored.checkpoint_id:
@@ -195,7 +235,6 @@ class Attempt:
                 f"checkpoint {restored.checkpoint_id} of an earlier attempt was complete but not yet visible:"
                 f" committed {rows} row(s) of it"
             )
-        self._settle_sources(restored)
 
     def _require_ownership(self, error: FencedError | StateError) -> None:
         """Tell what a newer run has done from what is wrong: every epoch comes from the head, and it alone decides."""
@@ -218,8 +257,8 @@ class Attempt:
         if unused and new:
             raise StateError(
                 f"stored positions of source(s) {', '.join(unused)} have no source in the job, and source(s)"
-                f" {', '.join(new)} have no position: a renamed source would read everything again; give it its former"
-                f" uid back, or declare Job(…, forget={unused}) to give these positions up"
+                f" {', '.join(new)} have no position: a renamed source would read everything again; declare a new uid"
+                f' with Job(…, renamed={{"{unused[0]}": "…"}}), or Job(…, forget={unused}) to give these positions up'
             )
         if unused:
             self._environment.warn(f"stored positions of {', '.join(unused)} are not used: the job has no such source")

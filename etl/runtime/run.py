@@ -18,6 +18,7 @@ from etl.runtime.classification import classify
 from etl.runtime.environment import RunEnvironment
 from etl.runtime.loader import JobLoader
 from etl.runtime.monitor import RunMonitor
+from etl.runtime.rewinding import StartFrom, find_start
 from etl.runtime.stop import StopSignal
 from etl.runtime.summary import RunSummary
 from etl.runtime.supervisor import Supervisor
@@ -27,6 +28,7 @@ from etl.store import runs
 from etl.store.database import Database, StoreConnection
 from etl.store.lease import Lease
 from etl.store.runs import RunTotals
+from etl.store.savepoints import Cut
 from etl.store.tables import RunStatus
 from etl.store.watchdog import Watchdog
 
@@ -54,6 +56,7 @@ class RunOptions:
         drain: Close what is still open in event time when everything is read.
         owner_timeout_s: Overrides the job's.
         if_running: What to do when another run owns the job.
+        start: An earlier checkpoint to start from; None for the last one.
         monitor: Where live figures are kept.
         clock: Time; tests turn it.
         warn: Tells the user something that does not stop the run; one line.
@@ -65,6 +68,7 @@ class RunOptions:
     drain: bool = False
     owner_timeout_s: float | None = None
     if_running: IfRunning = IfRunning.FAIL
+    start: StartFrom | None = None
     monitor: RunMonitor = field(default_factory=RunMonitor)
     clock: Clock = field(default_factory=SystemClock)
     warn: Callable[[str], None] = field(default=lambda _message: None)
@@ -132,7 +136,8 @@ def _run(environment: RunEnvironment, options: RunOptions, started_s: float) -> 
         environment.job, environment.graph, environment.store, environment.databases, follow=environment.follow
     )
     session, lease = _claim(environment, options.if_running)
-    supervisor = Supervisor(environment, session, lease, _version())
+    start = _find_start(environment, session, lease, options.start)
+    supervisor = Supervisor(environment, session, lease, _version(), start)
     error: EtlError | None = None
     try:
         supervisor.run()
@@ -178,6 +183,20 @@ def _claim(environment: RunEnvironment, if_running: IfRunning) -> tuple[StoreCon
         else:
             emit("lease.claimed", epoch=lease.epoch)
             return session, lease
+
+
+def _find_start(
+    environment: RunEnvironment, session: StoreConnection, lease: Lease, start: StartFrom | None
+) -> Cut | None:
+    if start is None:
+        return None
+    try:
+        return find_start(session, lease, environment, start)
+    except BaseException:
+        with suppress(psycopg.OperationalError):
+            leases.release(session.driver, lease)
+        session.close()
+        raise
 
 
 def _summarise(

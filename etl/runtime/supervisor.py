@@ -11,6 +11,7 @@ from contextlib import suppress
 import psycopg
 
 from etl.errors import EtlError, TransientError
+from etl.runtime import rewinding
 from etl.runtime.attempt import Attempt
 from etl.runtime.classification import classify
 from etl.runtime.environment import RunEnvironment
@@ -20,6 +21,7 @@ from etl.store import runs
 from etl.store.database import StoreConnection
 from etl.store.lease import Lease
 from etl.store.runs import RunTotals
+from etl.store.savepoints import Cut
 
 SETTLE_PAUSE_S = 0.2
 """Between two tries to reach a database that is gone."""
@@ -27,6 +29,13 @@ SETTLE_PAUSE_S = 0.2
 
 class Supervisor:
     """Owns the session and the lease of a run across its attempts.
+
+    Args:
+        environment: Shared by all attempts.
+        session: The session that claimed the job.
+        lease: The claim.
+        version: Of the program.
+        start: An earlier checkpoint to go back to; None for the last one.
 
     Attributes:
         session: The owner's session, None between a lost one and the next.
@@ -37,7 +46,14 @@ class Supervisor:
         run_id: The run's row in the store; None until the first attempt has written it.
     """
 
-    def __init__(self, environment: RunEnvironment, session: StoreConnection, lease: Lease, version: str) -> None:
+    def __init__(
+        self,
+        environment: RunEnvironment,
+        session: StoreConnection,
+        lease: Lease,
+        version: str,
+        start: Cut | None = None,
+    ) -> None:
         self.session: StoreConnection | None = session
         self.lease = lease
         self.run_id: int | None = None
@@ -46,7 +62,8 @@ class Supervisor:
         self.restarts = 0
         self._environment = environment
         self._version = version
-        self._first_epoch = lease.epoch
+        self._start = start
+        self._first = lease
         self._failures = 0
 
     def run(self) -> None:
@@ -69,7 +86,9 @@ class Supervisor:
             session = self._owned_session()
             before = self.lease.checkpoint_id
             if self.run_id is None:
-                self.run_id = runs.start(session, self.lease, self._version, self._first_epoch)
+                self.run_id = runs.start(session, self.lease, self._version, self._first.epoch)
+            self._rewind(session, self.run_id)
+            before = self.lease.checkpoint_id
             Attempt(self._environment, session, self.lease, self.run_id, self.totals).run()
         except Exception as raised:  # noqa: BLE001 - classified, and raised by run() unless it may pass
             error = classify(raised)
@@ -80,21 +99,32 @@ class Supervisor:
             return error
         return None
 
+    def _rewind(self, session: StoreConnection, run_id: int) -> None:
+        """Begin a new incarnation where one is wanted, once: the head tells when the answer to that was lost."""
+        start = self._start if self.lease.incarnation == self._first.incarnation else None
+        target = rewinding.plan(session, self.lease, self._environment, start)
+        if target is not None:
+            Attempt(self._environment, session, self.lease, run_id, self.totals).rewind(target)
+            self._claim_again(session, failed=False)
+
     def _owned_session(self) -> StoreConnection:
         """The session of the lease; after a failed attempt a new session and a new claim."""
         if self.session is not None:
             return self.session
         session = leases.open_owner_session(self._environment.store, self.lease.job_id)
         try:
-            self.lease = leases.reclaim(session, self.lease)
-            session.rename(leases.application_name(self.lease.job_id, self.lease.epoch, "owner"))
-            self._environment.telemetry.emit("lease.reclaimed", epoch=self.lease.epoch)
+            self._claim_again(session, failed=True)
             self._recount(session)
         except BaseException:
             session.close()
             raise
         self.session = session
         return session
+
+    def _claim_again(self, session: StoreConnection, *, failed: bool) -> None:
+        self.lease = leases.reclaim(session, self.lease, failed=failed)
+        session.rename(leases.application_name(self.lease.job_id, self.lease.epoch, "owner"))
+        self._environment.telemetry.emit("lease.reclaimed", epoch=self.lease.epoch)
 
     def _prepare_restart(self, error: TransientError) -> None:
         policy = self._environment.job.restart

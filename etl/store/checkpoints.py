@@ -135,7 +135,7 @@ def record(connection: StoreConnection, lease: Lease, run_id: int, completed: Co
             splits=_splits(connection, lease, completed),
             chunks=len(completed.state),
             states=states,
-            states_digest=_states_digest(key, len(completed.state), states),
+            states_digest=states_digest(key, len(completed.state), states),
         )
     )
     if moved := _moved(completed):
@@ -249,7 +249,7 @@ def _committables(connection: StoreConnection, lease: Lease) -> list[Committable
     return [Committable(*row) for row in connection.core.execute(query.order_by(column.uid, column.subtask))]
 
 
-def _states_digest(key: Mapping[str, Any], chunks: int, states: Mapping[str, Any]) -> sa.ColumnElement[bytes]:
+def states_digest(key: Mapping[str, Any], chunks: int, states: Mapping[str, Any]) -> sa.ColumnElement[bytes]:
     """As :data:`etl.store.tables.STATES_DIGEST`, of a row that is not there yet."""
     parts = (
         sa.cast(key["job_id"], sa.Text),

@@ -178,10 +178,13 @@ def _whom(seen: Observation) -> str:
     return f"epoch {seen.epoch}, host {seen.host}, database session {seen.pid}"
 
 
-def reclaim(connection: StoreConnection, former: Lease) -> Lease:
-    """Claim again for a new attempt of the same run, and count the former one as failed.
+def reclaim(connection: StoreConnection, former: Lease, *, failed: bool = True) -> Lease:
+    """Claim again for a new attempt of the same run.
 
-    Completing a checkpoint sets the count back.
+    Args:
+        connection: A session that will be the owner's.
+        former: The claim of the attempt before.
+        failed: Whether that one counts as failed; completing a checkpoint sets the count back.
 
     Raises:
         FencedError: Another run has claimed the job since.
@@ -189,7 +192,7 @@ def reclaim(connection: StoreConnection, former: Lease) -> Lease:
     for _ in range(_CLAIM_TRIES_MAX):
         if observe(connection, former.job_id).epoch != former.epoch:
             raise FencedError(f"epoch {former.epoch} was overtaken by a newer run of the job")
-        lease = _try_claim(connection, former.job_id, former.epoch, failed=1)
+        lease = _try_claim(connection, former.job_id, former.epoch, failed=int(failed))
         if lease is not None:
             return lease
     raise TransientError("the job could not be claimed again: a session that does not end when told to holds it")

@@ -38,7 +38,9 @@ _NAME: LiteralString = (
 _OF_NAME: LiteralString = " FROM etl.savepoint WHERE job_id = %s AND name = %s"
 _NAMED: LiteralString = "SELECT incarnation, checkpoint_id, digest = " + tables.SAVEPOINT_DIGEST + _OF_NAME
 _OF_NUMBER: LiteralString = " FROM etl.checkpoint WHERE job_id = %s AND incarnation = %s AND checkpoint_id = %s"
-_CHECKPOINT: LiteralString = "SELECT states, rows_written_total, states_digest = " + tables.STATES_DIGEST + _OF_NUMBER
+_CHECKPOINT: LiteralString = (
+    "SELECT splits, states, rows_written_total, states_digest = " + tables.STATES_DIGEST + _OF_NUMBER
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,7 @@ class Cut:
         job_id: The job.
         incarnation: Its line of checkpoints.
         checkpoint_id: Its number.
+        splits: How many splits have a position with it.
         states: By uid of an operator, what it says of its state.
         rows_written_total: Rows that the job had written up to it, by sink uid.
     """
@@ -56,6 +59,7 @@ class Cut:
     job_id: str
     incarnation: int
     checkpoint_id: int
+    splits: int
     states: Mapping[str, OperatorState]
     rows_written_total: Mapping[str, int]
 
@@ -78,10 +82,10 @@ def find(connection: Connection, job_id: str, name: str) -> Cut:
         )
     incarnation, checkpoint_id, is_unchanged = row
     found = connection.execute(_CHECKPOINT, [job_id, incarnation, checkpoint_id]).fetchone()
-    if not is_unchanged or found is None or not found[2]:
+    if not is_unchanged or found is None or not found[-1]:
         raise StateError(f'etl.savepoint or etl.checkpoint: "{name}" is not the one that was written: {CURE}')
-    states, rows_written_total, _ = found
-    return Cut(job_id, incarnation, checkpoint_id, operator_states(states), rows_written_total)
+    splits, states, rows_written_total, _ = found
+    return Cut(job_id, incarnation, checkpoint_id, splits, operator_states(states), rows_written_total)
 
 
 def _known(connection: Connection, job_id: str) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import LiteralString, Protocol
 
 from msgspec import ValidationError, convert
@@ -28,12 +28,21 @@ _TYPES = ("text", "int8", "text", "int2", "int8", "int2", "int8", "bytea", "byte
 
 # Of each chain the newest one only: what lies before its full chunk has been replaced by it. And of an operator that
 # was removed and has come back only what it has stored since.
-_CHAINS: LiteralString = (
-    "SELECT uid, key_group, sequence, rows, content, digest, checkpoint_id FROM ("
+_OF_CHAINS: LiteralString = (
+    " FROM ("
     "  SELECT s.*, max(checkpoint_id) FILTER (WHERE sequence = 0) OVER (PARTITION BY uid, key_group) AS first"
     "  FROM etl.state s JOIN unnest(%s::text[], %s::int8[]) AS life (uid, since) USING (uid)"
     "  WHERE job_id = %s AND incarnation = %s AND checkpoint_id BETWEEN since AND %s) AS chunk"
     " WHERE checkpoint_id >= first ORDER BY uid, key_group, checkpoint_id"
+)
+_CHAINS: LiteralString = "SELECT uid, key_group, sequence, rows, content, digest, checkpoint_id" + _OF_CHAINS
+_DIGESTS: LiteralString = "SELECT uid, key_group, sequence, rows, sha256(content), digest, checkpoint_id" + _OF_CHAINS
+_COPY_CHUNKS: LiteralString = (
+    "INSERT INTO etl.state (job_id, incarnation, uid, key_group, checkpoint_id, sequence, rows, content, digest)"
+    " SELECT job_id, %s, copied.new_uid, key_group, checkpoint_id, sequence, rows, content, copied.new_digest"
+    " FROM etl.state JOIN unnest(%s::text[], %s::int2[], %s::int8[], %s::text[], %s::bytea[])"
+    " AS copied (uid, key_group, checkpoint_id, new_uid, new_digest) USING (uid, key_group, checkpoint_id)"
+    " WHERE job_id = %s AND incarnation = %s"
 )
 
 
@@ -85,6 +94,13 @@ class CheckpointKey(Protocol):
         """The checkpoint."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Key:
+    job_id: str
+    incarnation: int
+    checkpoint_id: int
+
+
 def record(connection: StoreConnection, lease: Lease, checkpoint_id: int, chunks: Sequence[StateChunk]) -> None:
     """Write the chunks of a checkpoint in the transaction that completes it."""
     with connection.driver.cursor() as cursor, cursor.copy(_COPY) as copy:
@@ -121,22 +137,71 @@ def restore(
     found: dict[str, list[Fragment]] = {uid: [] for uid in states}
     if not states:
         return found
-    lives = [list(states), [one.since for one in states.values()]]
-    rows_found = connection.execute(_CHAINS, [*lives, key.job_id, key.incarnation, key.checkpoint_id])
-    for uid, key_group, sequence, rows, content, stored_digest, checkpoint_id in rows_found:
+    for uid, key_group, sequence, rows, content, stored_digest, checkpoint_id in connection.execute(
+        _CHAINS, _parameters(key, states)
+    ):
         chunk = StateChunk(uid, key_group, sequence, rows, content, hashlib.sha256(content).digest())
-        if _digest(key, checkpoint_id, chunk) != stored_digest:
-            raise StateError(f"{_place(chunk, checkpoint_id)}, is not the one that was written: {CURE}")
-        chain = found[chunk.uid]
+        chain = found[uid]
+        _require_unchanged(key, chunk, checkpoint_id, stored_digest)
         _require_next(chunk, checkpoint_id, chain[-1] if chain else None)
         chain.append(_fragment(chunk, checkpoint_id))
+    _require_counted(key, states, {uid: len(chain) for uid, chain in found.items()})
+    return found
+
+
+def copy(
+    connection: Connection,
+    key: CheckpointKey,
+    states: Mapping[str, OperatorState],
+    incarnation: int,
+    renamed: Mapping[str, str],
+) -> None:
+    """Give another incarnation the state of operators at a checkpoint; the content stays in the server.
+
+    Args:
+        connection: In the transaction that begins the incarnation.
+        key: The checkpoint.
+        states: By uid of an operator, what the checkpoint says of it.
+        incarnation: The other one; the chunks keep their numbers in it.
+        renamed: New uids by the former ones.
+
+    Raises:
+        StateError: As of :func:`restore`.
+    """
+    if not states:
+        return
+    copied: list[tuple[str, int, int, str, bytes]] = []
+    counts = dict.fromkeys(states, 0)
+    found = connection.execute(_DIGESTS, _parameters(key, states))
+    for uid, key_group, sequence, rows, content_digest, stored_digest, checkpoint_id in found:
+        chunk = StateChunk(uid, key_group, sequence, rows, b"", content_digest)
+        _require_unchanged(key, chunk, checkpoint_id, stored_digest)
+        counts[uid] += 1
+        moved = replace(chunk, uid=renamed.get(uid, uid))
+        target = _Key(key.job_id, incarnation, checkpoint_id)
+        copied.append((uid, key_group, checkpoint_id, moved.uid, _digest(target, checkpoint_id, moved)))
+    _require_counted(key, states, counts)
+    columns = [list(column) for column in zip(*copied, strict=True)] or [[], [], [], [], []]
+    connection.execute(_COPY_CHUNKS, [incarnation, *columns, key.job_id, key.incarnation])
+
+
+def _parameters(key: CheckpointKey, states: Mapping[str, OperatorState]) -> list[object]:
+    lives = [list(states), [one.since for one in states.values()]]
+    return [*lives, key.job_id, key.incarnation, key.checkpoint_id]
+
+
+def _require_unchanged(key: CheckpointKey, chunk: StateChunk, checkpoint_id: int, stored_digest: bytes) -> None:
+    if _digest(key, checkpoint_id, chunk) != stored_digest:
+        raise StateError(f"{_place(chunk, checkpoint_id)}, is not the one that was written: {CURE}")
+
+
+def _require_counted(key: CheckpointKey, states: Mapping[str, OperatorState], found: Mapping[str, int]) -> None:
     for uid, counted in states.items():
-        if counted.chunks != len(found[uid]):
+        if counted.chunks != found[uid]:
             raise StateError(
                 f"etl.state: checkpoint {key.checkpoint_id} has counted {counted.chunks} chunks of operator"
-                f' "{uid}", and {len(found[uid])} are there: {CURE}'
+                f' "{uid}", and {found[uid]} are there: {CURE}'
             )
-    return found
 
 
 def _require_next(chunk: StateChunk, checkpoint_id: int, before: Fragment | None) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import psycopg
+
 from tests.cli.conftest import TIMEOUT_S, Project, await_file, rows, started
 
 
@@ -70,3 +72,37 @@ def test_savepoint_of_a_running_job_then_the_end_with_another(stored: Project, t
         summary = json.loads(out)
         assert (process.returncode, summary["status"], summary["checkpoint"]) == (0, "stopped", 2)
     assert rows(stored.environ["ETL_DATABASE_URL"], "numbers") == list(range(25))
+
+
+def test_run_goes_back_only_when_told_what_becomes_of_the_rows(stored: Project) -> None:
+    url = stored.environ["ETL_DATABASE_URL"]
+    stored.job("numbers")
+    assert stored.etl("run", "--quiet", "jobs.numbers").returncode == 0
+    assert stored.etl("savepoint", "create", "numbers", "first").returncode == 0
+    stored.job("numbers", "count=40")
+    assert stored.etl("run", "--quiet", "jobs.numbers").returncode == 0
+
+    refused = stored.etl("run", "jobs.numbers", "--from", "first")
+
+    assert refused.returncode == 2
+    assert refused.stderr.splitlines()[-1] == (
+        'etl: error: numbers: 1 checkpoint(s) were completed after checkpoint 1, with 15 row(s) of sink "table" (table'
+        " numbers: they will be there twice). From there on everything is read and written again: delete those rows"
+        " first where that matters, or let them be, and say so with --keep-written"
+    )
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("DELETE FROM numbers WHERE n >= 25")
+    done = stored.etl("run", "jobs.numbers", "--from", "first", "--keep-written", "--json")
+    assert (done.returncode, json.loads(done.stdout)["rows_written"]) == (0, {"table": 15}), done.stderr
+    assert rows(url, "numbers") == list(range(40))
+
+
+def test_run_refuses_options_that_do_not_go_together(stored: Project) -> None:
+    stored.job("one")
+    stored.job("two")
+    many = stored.etl("run", "jobs.one", "jobs.two", "--from", "first")
+    assert many.returncode == 2
+    assert "--from goes back with one job" in many.stderr
+    alone = stored.etl("run", "jobs.one", "--keep-written")
+    assert alone.returncode == 2
+    assert "--keep-written says what --from NAME does" in alone.stderr

@@ -16,6 +16,7 @@ import psycopg
 
 from etl.clock import SystemClock
 from etl.errors import EtlError
+from etl.runtime.rewinding import StartFrom
 from etl.runtime.run import RunOptions, run_job
 from etl.runtime.stop import StopSignal
 from etl.runtime.telemetry import Event, Telemetry
@@ -110,7 +111,11 @@ def run(request: RunRequest, channel: socket.socket) -> RunResult:
     recorder = Recorder(request, channel)
     telemetry = Telemetry()
     telemetry.subscribe(recorder)
-    options = RunOptions(warn=warnings.append, clock=SystemClock() if request.heartbeat else HeartlessClock())
+    options = RunOptions(
+        warn=warnings.append,
+        clock=SystemClock() if request.heartbeat else HeartlessClock(),
+        start=None if request.start is None else StartFrom(request.start, keep_written=True),
+    )
     store = Database(request.store_url, "store")
     other = Database(request.other_url, "other")
     try:

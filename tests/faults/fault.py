@@ -62,6 +62,7 @@ class RunRequest:
         rows: Rows of a checkpoint.
         mutant: What is wrong with the engine.
         described: The job, where it is none of those kinds.
+        start: The checkpoint to go back to.
     """
 
     kind: str
@@ -78,6 +79,7 @@ class RunRequest:
     rows: int = 5
     mutant: Mutant | None = None
     described: DescribedJob | None = None
+    start: str | None = None
 
     def without_faults(self) -> RunRequest:
         """The same run, undisturbed."""

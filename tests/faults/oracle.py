@@ -143,8 +143,9 @@ def check_operators(arena: Arena, kind: Kind, state: State) -> None:
 def stored_state(connection: Connection, job_id: str, uid: str) -> set[tuple[Any, ...]]:
     """The newest row of each key, read without the engine's own way of restoring."""
     chunks = connection.execute(
-        "SELECT key_group, sequence, content FROM etl.state WHERE job_id = %s AND uid = %s"
-        " ORDER BY key_group, checkpoint_id",
+        "SELECT key_group, sequence, content FROM etl.state JOIN etl.head USING (job_id, incarnation)"
+        " WHERE job_id = %s AND uid = %s"
+        " ORDER BY key_group, state.checkpoint_id",
         [job_id, uid],
     )
     found: dict[tuple[Any, ...], tuple[Any, ...]] = {}

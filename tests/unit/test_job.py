@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import polars as pl
 import pytest
@@ -176,3 +177,27 @@ def test_state_is_refused_where_positions_are_stored_before_it() -> None:
     job.read("orders", DeclaredSource()).deduplicate("seen", "id").write("out", DeclaredSink())
     (problem,) = problems(job)
     assert problem.endswith("in mode at-most-once positions are stored before the state that belongs to them")
+
+
+@pytest.mark.parametrize(
+    ("renamed", "found"),
+    [
+        ({"old": "orders"}, []),
+        ({"older": "orders", "old": "orders"}, []),
+        ({"orders": "orders"}, ['renamed: "orders" is a former uid, and the job has it']),
+        (
+            {"old": "nobody"},
+            ['renamed: "old" is to be "nobody", and no source and no operator of the job is called so'],
+        ),
+        ({"old": "paid"}, ['renamed: "old" is to be "paid", and no source and no operator of the job is called so']),
+        ({"gone": "orders"}, ['renamed: "gone" is to be forgotten as well']),
+        ({"old": None}, ["renamed: {'old': None} is no mapping of uids"]),
+        (["old"], ["renamed: ['old'] is no mapping of uids"]),
+    ],
+)
+def test_new_uids_are_those_of_the_job_and_former_ones_are_not(renamed: Any, found: list[str]) -> None:
+    job = complete(Job("revenue", renamed=renamed, forget=["gone"]))
+    if found:
+        assert problems(job) == found
+    else:
+        assert job.graph().sources[0].uid == "orders"

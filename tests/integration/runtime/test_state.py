@@ -119,8 +119,8 @@ def test_renamed_operator_is_refused_and_named(store_url: str) -> None:
     refused = run(store_url, Totals(20, uid="sums").job())
     assert (refused.exit_code, refused.restarts) == (70, 0)
     assert refused.error == (
-        "stored state of operator(s) totals has no operator in the job; give a renamed operator its former uid back, or"
-        " declare Job(…, forget=['totals']) to give this state up"
+        "stored state of operator(s) totals has no operator in the job; declare a new uid with"
+        ' Job(…, renamed={"totals": "…"}), or Job(…, forget=[\'totals\']) to give this state up'
     )
     check(store_url, 10)
 
