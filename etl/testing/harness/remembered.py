@@ -11,6 +11,7 @@ import pyarrow as pa
 from etl.errors import InternalError
 from etl.event_time import FOREVER
 from etl.graph import JobGraph, OperatorNode
+from etl.joins import SIDES, Join
 from etl.keyed import Aggregate, ListState, MapState, Process
 from etl.operators import operator_for
 from etl.operators.exact import rows_of
@@ -36,7 +37,16 @@ def remembered(graph: JobGraph, node: OperatorNode, fragments: Sequence[Fragment
     """
     if isinstance(node.transformation, Aggregate):
         return _aggregates(graph, node, node.transformation, fragments)
-    return _stored(node, fragments)
+    found = _stored(node, fragments)
+    if isinstance(node.transformation, Join):
+        sides = {side: graph.node(one).schema.names for side, one in zip(SIDES, node.inputs, strict=True)}
+        return {key: {side: _only(sides[side], rows) for side, rows in of_key.items()} for key, of_key in found.items()}
+    return found
+
+
+def _only(names: Sequence[str], rows: Iterable[Row]) -> list[Row]:
+    """Without what the operator notes beside the row."""
+    return [{name: value for name, value in row.items() if name in names} for row in rows]
 
 
 def key_of(values: Iterable[Any]) -> Key:
