@@ -9,12 +9,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from etl.testing.harness.marks import advance, checkpoint, crash, drain, rescale, rows
+    from etl.testing.harness.marks import advance, checkpoint, crash, drain, rescale, rows, wait
     from etl.testing.harness.player import play
     from etl.testing.harness.result import Result
     from etl.testing.harness.sameness import assert_same_result
 
-__all__ = ["Result", "advance", "assert_same_result", "checkpoint", "crash", "drain", "play", "rescale", "rows"]
+__all__ = ["Result", "advance", "assert_same_result", "checkpoint", "crash", "drain", "play", "rescale", "rows", "wait"]
 
 _HOMES = {"Result": "result", "assert_same_result": "sameness", "play": "player"}
 

@@ -117,6 +117,10 @@ class SteppedAttempt:
             source.drain()
         self._settle()
 
+    def tick(self) -> None:
+        """Do what is due by the clock."""
+        self._settle()
+
     def checkpoint(self) -> StoredCheckpoint:
         """Send barriers from all sources, and complete the checkpoint."""
         number = self._stored.checkpoint_id + 1
@@ -132,8 +136,9 @@ class SteppedAttempt:
         return self._stored
 
     def close(self) -> None:
-        """Release what the operators hold."""
+        """Release what the operators hold; may be called again."""
         self._wiring.close()
+        self._wiring.subtasks.clear()
 
     def _settle(self) -> None:
         """Until nothing flows any more."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import date, datetime
+from datetime import date, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -74,6 +74,17 @@ class Advance(Mark):
 
 
 @dataclass(frozen=True, slots=True)
+class Wait(Mark):
+    """See :func:`wait`."""
+
+    span: timedelta
+    location: Location
+
+    def __str__(self) -> str:
+        return f"wait({self.span!r})"
+
+
+@dataclass(frozen=True, slots=True)
 class Drain(Mark):
     """See :func:`drain`."""
 
@@ -123,6 +134,14 @@ def advance(moment: datetime | date, source: str | None = None) -> Advance:
         source: Uid of the source for which it comes; all those with event time when left out.
     """
     return Advance(moment, source, Location.of_caller())
+
+
+def wait(span: timedelta) -> Wait:
+    """Nothing is read for so long, by the clock: timers of the clock fire, and what is old by it is forgotten.
+
+    The clock goes on by nothing else, and a crash does not turn it back.
+    """
+    return Wait(span, Location.of_caller())
 
 
 def drain() -> Drain:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 
 import pyarrow as pa
 
@@ -12,8 +12,8 @@ from etl.graph import JobGraph
 from etl.job import Job
 from etl.keyed import PARALLELISM_MAX
 from etl.testing.harness.attempt import SteppedAttempt
-from etl.testing.harness.clock import FrozenClock
-from etl.testing.harness.marks import Checkpoint, Crash, Drain, Mark, Rescale
+from etl.testing.harness.clock import ManualClock, clock_begins
+from etl.testing.harness.marks import Checkpoint, Crash, Drain, Mark, Rescale, Wait
 from etl.testing.harness.memory import StoredCheckpoint
 from etl.testing.harness.result import Result
 from etl.testing.harness.script import AdvanceTo, Read, Script, Step, read_script
@@ -26,6 +26,7 @@ def play(
     parallelism: int | None = None,
     batch_rows: int | None = None,
     final_checkpoint: bool = True,
+    now: datetime | None = None,
 ) -> Result:
     """Run a job on scripted input, without a database, files or threads.
 
@@ -44,6 +45,7 @@ def play(
         batch_rows: Cut the batches that ``rows(…)`` gives into such of at most so many rows.
         final_checkpoint: Whether a checkpoint is taken at the end, as a run does. Without it, what came after the last
             one is :attr:`~etl.testing.Result.uncommitted`.
+        now: What the clock shows at the beginning, an aware moment; that of the machine when left out.
 
     Returns:
         What the sinks were given, and what operators remember.
@@ -58,14 +60,14 @@ def play(
     if not 1 <= wanted <= PARALLELISM_MAX:
         finding = Finding("parallelism", f"{wanted} is not 1 to {PARALLELISM_MAX}", "choose another number")
         raise ConfigurationError.from_findings("play", [finding])
-    return play_script(job, graph, parsed, wanted, final_checkpoint=final_checkpoint)
+    return play_script(job, graph, parsed, wanted, clock_begins(now), final_checkpoint=final_checkpoint)
 
 
 def play_script(
-    job: Job, graph: JobGraph, script: Script, parallelism: int, *, final_checkpoint: bool = True
+    job: Job, graph: JobGraph, script: Script, parallelism: int, now: datetime, *, final_checkpoint: bool = True
 ) -> Result:
     """Like :func:`play`, for a script that was read."""
-    player = _Player(job, graph, script.batches, parallelism)
+    player = _Player(job, graph, script.batches, parallelism, ManualClock(now))
     try:
         for step in script.steps:
             player.do(step)
@@ -78,14 +80,19 @@ def play_script(
 
 class _Player:
     def __init__(
-        self, job: Job, graph: JobGraph, batches: Mapping[str, Sequence[pa.RecordBatch]], parallelism: int
+        self,
+        job: Job,
+        graph: JobGraph,
+        batches: Mapping[str, Sequence[pa.RecordBatch]],
+        parallelism: int,
+        clock: ManualClock,
     ) -> None:
         self._job = job
         self._graph = graph
         self._batches = batches
         self._stored = StoredCheckpoint()
         self._since: list[Step] = []
-        self._clock = FrozenClock(datetime.now(UTC))
+        self._clock = clock
         self._attempt = self._start(parallelism)
 
     def do(self, step: Step) -> None:
@@ -96,6 +103,9 @@ class _Player:
             case Checkpoint():
                 self._stored = self._attempt.checkpoint()
                 self._since.clear()
+            case Wait():
+                self._clock.advance(step.span)
+                self._attempt.tick()
             case Crash():
                 self._restart(self._parallelism)
             case Rescale():

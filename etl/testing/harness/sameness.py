@@ -5,10 +5,12 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
 
 from etl.errors import EtlError
 from etl.graph import JobGraph
 from etl.job import Job
+from etl.testing.harness.clock import clock_begins
 from etl.testing.harness.marks import Checkpoint, Mark
 from etl.testing.harness.player import play_script
 from etl.testing.harness.script import read_script
@@ -26,7 +28,9 @@ Outcome = Mapping[str, Counter[str]]
 """By uid of a sink its rows, spelled out."""
 
 
-def assert_same_result(job: Job, script: Sequence[Mark], *, number: int = VARIATIONS, seed: int = 0) -> None:
+def assert_same_result(
+    job: Job, script: Sequence[Mark], *, number: int = VARIATIONS, seed: int = 0, now: datetime | None = None
+) -> None:
     """Play the rows of a script in many ways, and require that the sinks always get the same.
 
     Batches are cut elsewhere, checkpoints are taken and crashes happen at other places, the parallelism changes:
@@ -38,6 +42,7 @@ def assert_same_result(job: Job, script: Sequence[Mark], *, number: int = VARIAT
         script: See :func:`~etl.testing.play`.
         number: How many variations are played.
         seed: Decides which ones; the same seed plays the same.
+        now: See :func:`~etl.testing.play`; the same in all plays.
 
     Raises:
         AssertionError: Something else came out; shows the smallest variation that was found.
@@ -46,7 +51,7 @@ def assert_same_result(job: Job, script: Sequence[Mark], *, number: int = VARIAT
     """
     graph = job.graph()
     rows = Rows(read_script(graph, script))
-    check = _Check(job, graph, rows)
+    check = _Check(job, graph, rows, clock_begins(now))
     for variation in variations(rows, job.parallelism, number, seed):
         outcome = check.deviation(variation)
         if outcome is not None:
@@ -56,17 +61,28 @@ def assert_same_result(job: Job, script: Sequence[Mark], *, number: int = VARIAT
 class _Check:
     """Compares plays with the one that is written."""
 
-    def __init__(self, job: Job, graph: JobGraph, rows: Rows) -> None:
+    def __init__(self, job: Job, graph: JobGraph, rows: Rows, now: datetime) -> None:
+        self._now = now
         self._job = job
         self._graph = graph
         self._rows = rows
         self._written = Variation(job.parallelism, rows.written)
-        self._expected = _played(job, graph, rows, self._written)
+        self._expected = self._played(self._written)
+
+    def _played(self, variation: Variation) -> Outcome:
+        script = self._rows.script(variation)
+        result = play_script(self._job, self._graph, script, variation.parallelism, self._now)
+        return {
+            node.uid: Counter(
+                map(repr, result.table(node.uid).values() if node.sink.upsert else result.output[node.uid])
+            )
+            for node in self._graph.sinks
+        }
 
     def deviation(self, variation: Variation) -> Outcome | str | None:
         """What comes of a variation, or what it raises, where that is something else."""
         try:
-            outcome = _played(self._job, self._graph, self._rows, variation)
+            outcome = self._played(variation)
         except EtlError as error:
             return f"{type(error).__name__}: {error}"
         return outcome if outcome != self._expected else None
@@ -107,14 +123,6 @@ class _Check:
             else:
                 yield str(part)
         yield str(Checkpoint())
-
-
-def _played(job: Job, graph: JobGraph, rows: Rows, variation: Variation) -> Outcome:
-    result = play_script(job, graph, rows.script(variation), variation.parallelism)
-    return {
-        node.uid: Counter(map(repr, result.table(node.uid).values() if node.sink.upsert else result.output[node.uid]))
-        for node in graph.sinks
-    }
 
 
 def _shown(what: str, rows: Counter[str]) -> list[str]:

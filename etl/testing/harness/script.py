@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import polars as pl
@@ -15,9 +16,9 @@ from etl.graph import JobGraph, SourceNode
 from etl.keyed import PARALLELISM_MAX
 from etl.operators.exact import array_of_values, batch_of_frame, batch_of_values, frame_of
 from etl.schema import Schema
-from etl.testing.harness.marks import Advance, Checkpoint, Crash, Drain, Mark, Rescale, Rows
+from etl.testing.harness.marks import Advance, Checkpoint, Crash, Drain, Mark, Rescale, Rows, Wait
 
-MARKS = "rows(…), checkpoint(), crash(), rescale(…), advance(…) or drain()"
+MARKS = "rows(…), checkpoint(), crash(), rescale(…), advance(…), drain() or wait(…)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ class AdvanceTo:
         return str(self.mark)
 
 
-Step = Read | AdvanceTo | Drain | Checkpoint | Crash | Rescale
+Step = Read | AdvanceTo | Drain | Wait | Checkpoint | Crash | Rescale
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +101,10 @@ class _ScriptReader:
                 self.findings.append(Finding(f"{mark} at {mark.location}", problem, "choose another number"))
             case Advance():
                 self._advance(mark)
-            case Checkpoint() | Crash() | Rescale() | Drain():
+            case Wait() if not isinstance(mark.span, timedelta) or mark.span <= timedelta(0):
+                problem = "no time passes by that"
+                self.findings.append(Finding(f"{mark} at {mark.location}", problem, "e.g. wait(timedelta(hours=1))"))
+            case Checkpoint() | Crash() | Rescale() | Drain() | Wait():
                 self.steps.append(mark)
             case _ if callable(mark):
                 name = getattr(mark, "__name__", str(mark))

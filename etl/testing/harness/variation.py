@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 
-from etl.testing.harness.marks import Checkpoint, Crash, Drain, Rescale
+from etl.testing.harness.marks import Checkpoint, Crash, Drain, Rescale, Wait
 from etl.testing.harness.script import AdvanceTo, Read, Script, Step
 from etl.transformation import Location
 
@@ -23,7 +23,7 @@ PARALLELISMS = (1, 2, 3)
 _NOWHERE = Location("", 0)
 
 Disturbance = Checkpoint | Crash | Rescale
-Undivided = AdvanceTo | Drain | Disturbance
+Undivided = AdvanceTo | Drain | Wait | Disturbance
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Rows:
     def __init__(self, script: Script) -> None:
         read = dict.fromkeys(script.batches, 0)
         self._sources: list[str] = []
-        self._fixed: dict[int, list[AdvanceTo | Drain]] = {}
+        self._fixed: dict[int, list[AdvanceTo | Drain | Wait]] = {}
         self.written: frozenset[int] = frozenset()
         for step in script.steps:
             match step:
@@ -61,7 +61,7 @@ class Rows:
                     self._sources += [step.source] * script.batches[step.source][read[step.source]].num_rows
                     read[step.source] += 1
                     self.written |= {len(self._sources)}
-                case AdvanceTo() | Drain():
+                case AdvanceTo() | Drain() | Wait():
                     self._fixed.setdefault(len(self._sources), []).append(step)
                 case _:
                     continue
@@ -72,7 +72,7 @@ class Rows:
         return len(self._sources)
 
     def script(self, variation: Variation) -> Script:
-        """The rows as a variation plays them, and event time in between.
+        """The rows as a variation plays them, and the time that passes in between.
 
         The checkpoints of the script itself are left out, and its crashes.
         """

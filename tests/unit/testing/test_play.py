@@ -16,7 +16,7 @@ import pytest
 from etl.errors import ConfigurationError, InternalError
 from etl.job import Job
 from etl.keyed import ListState, MapState
-from etl.testing import checkpoint, crash, play, rescale, rows
+from etl.testing import checkpoint, crash, play, rescale, rows, wait
 from etl.transformation import Row
 from sinks import PostgresTable, TwoPhaseCommitSink, UpsertSink
 from tests.support.declarations import DeclaredSource
@@ -341,7 +341,7 @@ def test_all_mistakes_of_a_script_are_reported_at_once() -> None:
         f"{WHERE}: the table lacks 'amount'; {KNOWN}; {CURE}",
         f'{WHERE}: column "amount" came as double, declared is numeric(12,2); {CURE}',
         "mark 10: checkpoint is not called; write checkpoint(…)",
-        "mark 11: str is not a mark; use rows(…), checkpoint(), crash(), rescale(…), advance(…) or drain()",
+        "mark 11: str is not a mark; use rows(…), checkpoint(), crash(), rescale(…), advance(…), drain() or wait(…)",
         "rescale(0) at HERE: 0 is not 1 to 128; choose another number",
         "rescale(129) at HERE: 129 is not 1 to 128; choose another number",
     ]
@@ -361,6 +361,12 @@ def test_wrong_settings_are_refused() -> None:
     script = [rows("payments")]
 
     assert findings(script, batch_rows=0) == ["batch_rows: 0 is not at least 1; choose another number"]
+    assert findings(script, now=datetime(2024, 5, 1)) == [
+        "now: datetime.datetime(2024, 5, 1, 0, 0) has no time zone; e.g. datetime(2024, 5, 1, tzinfo=UTC)"
+    ]
+    assert findings([*script, wait(timedelta(0))]) == [
+        "wait(datetime.timedelta(0)) at HERE: no time passes by that; e.g. wait(timedelta(hours=1))"
+    ]
     assert findings(script, parallelism=0) == ["parallelism: 0 is not 1 to 128; choose another number"]
 
 
