@@ -47,11 +47,14 @@ class Result:
         Raises:
             ConfigurationError: There is no such sink, or it has no key.
         """
-        rows = self.output[sink]
-        upsert = _found(sink, self._graph.sinks, "sink").sink.upsert
+        node = _found(sink, self._graph.sinks, "sink")
+        upsert = node.sink.upsert
         if upsert is None:
             raise ConfigurationError(f'sink "{sink}" has no key: every row is added; look at output["{sink}"]')
-        return _table(rows, upsert)
+        for name in (*upsert.key, *([upsert.version] if upsert.version else [])):
+            if name not in node.schema:
+                raise ConfigurationError(f'sink "{sink}" goes by "{name}", which is no column of: {node.schema}')
+        return _table(self.output[sink], upsert)
 
     def state(self, operator: str) -> dict[Key, Row]:
         """By key what an operator remembers, as of the last checkpoint.

@@ -114,7 +114,7 @@ class _ScriptReader:
                 self.findings.append(Finding(f"mark {number}", problem, f"use {MARKS}"))
 
     def require_all_sources(self) -> None:
-        for uid in self._sources.keys() - self._named:
+        for uid in (uid for uid in self._sources if uid not in self._named):
             cure = f'say rows("{uid}") if it has nothing to read'
             self.findings.append(Finding(f'source "{uid}"', "the script has no rows for it", cure))
 
@@ -176,14 +176,12 @@ def _batch(node: SourceNode, mark: Rows) -> pa.RecordBatch:
 
 
 def _of_table(table: pl.DataFrame | pa.Table | pa.RecordBatch, schema: Schema) -> pa.RecordBatch:
-    if isinstance(table, pl.DataFrame):
-        names, frame = table.columns, table
-    else:
-        names = table.schema.names
-        batches = pa.table(table).combine_chunks().to_batches()
-        frame = frame_of(batches[0]) if batches else pl.DataFrame(schema=names)
+    names = table.columns if isinstance(table, pl.DataFrame) else table.schema.names
     _require_names("the table", names, schema, missing_null=False)
-    return batch_of_frame(frame, schema)
+    if isinstance(table, pl.DataFrame):
+        return batch_of_frame(table, schema)
+    frames = [frame_of(batch) for batch in pa.table(table).to_batches()]
+    return batch_of_frame(pl.concat(frames) if frames else pl.DataFrame(schema=names), schema)
 
 
 def _values(number: int, row: object, schema: Schema, mark: Rows) -> tuple[Any, ...]:

@@ -246,6 +246,22 @@ def test_rows_may_be_a_table(library: str) -> None:
     assert result.output["sink"] == [{"a": Decimal("1.50"), "b": "x"}, {"a": Decimal("2.00"), "b": None}]
 
 
+def test_rows_of_a_table_in_pieces_all_come() -> None:
+    pieces = [pa.table({"a": pa.array([number], pa.int64())}) for number in range(3)]
+
+    result = play(copying_job({"a": "int8"}), [rows("source", pa.concat_tables(pieces))])
+
+    assert [row["a"] for row in result.output["sink"]] == [0, 1, 2]
+
+
+def test_key_that_is_no_column_is_told() -> None:
+    job = Job("keys")
+    job.read("source", DeclaredSource({"a": "int8"})).write("sink", UpsertSink(PostgresTable("t", key=["b"])))
+
+    with pytest.raises(ConfigurationError, match='sink "sink" goes by "b", which is no column of: a int8'):
+        play(job, [rows("source", {"a": 1})]).table("sink")
+
+
 def test_empty_table_is_no_rows() -> None:
     script = [rows("source", pa.table({"a": pa.array([], pa.int64())}))]
 
