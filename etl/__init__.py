@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from etl.accumulator import Accumulator, ExpressionAccumulator
     from etl.errors import (
         AlreadyRunningError,
         ConfigurationError,
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from etl.window import Session, Sliding, Tumbling
 
 __all__ = [
+    "Accumulator",
     "AlreadyRunningError",
     "CheckpointMode",
     "CheckpointPolicy",
@@ -38,6 +40,7 @@ __all__ = [
     "Emission",
     "EtlError",
     "EventTime",
+    "ExpressionAccumulator",
     "FenceBlockedError",
     "FencedError",
     "InternalError",
@@ -60,10 +63,12 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Accumulator": "etl.accumulator",
     "CheckpointMode": "etl.sink",
     "CheckpointPolicy": "etl.policy",
     "Emission": "etl.keyed",
     "EventTime": "etl.event_time",
+    "ExpressionAccumulator": "etl.accumulator",
     "Job": "etl.job",
     "JobGraph": "etl.graph",
     "KeyedStream": "etl.job",

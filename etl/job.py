@@ -11,6 +11,7 @@ from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING
 
+from etl.accumulator import Accumulator, ExpressionAccumulator
 from etl.errors import ConfigurationError, Finding
 from etl.event_time import EventTime
 from etl.graph import Declaration, DeclaredSink, DeclaredSource, DeclaredTransformation, JobGraph, build_graph, named
@@ -402,7 +403,7 @@ class KeyedStream:
         emit: Emission | str = Emission.CHECKPOINT,
         parallelism: int | None = None,
         keys_in_memory: int | None = None,
-        **expressions: pl.Expr,
+        **expressions: pl.Expr | Accumulator | ExpressionAccumulator,
     ) -> Stream:
         """One row of results for each key, over all rows of all runs; it is emitted again when it has changed.
 
@@ -418,7 +419,8 @@ class KeyedStream:
                 for longest go to disk. All when left out.
             expressions: By name of the result, polars aggregates: ``pl.len()``, and ``count``, ``sum``, ``min``,
                 ``max``, ``mean``, ``first``, ``last`` of an expression over single rows;
-                ``pl.col("status").sort_by("at").last()`` for the value of the row that is last in another column.
+                ``pl.col("status").sort_by("at").last()`` for the value of the row that is last in another column;
+                or an :class:`~etl.accumulator.Accumulator` of your own.
         """
         transformation = Aggregate(
             Location.of_caller(),
@@ -650,7 +652,7 @@ class WindowedStream:
         *,
         schema: Mapping[str, str] | None = None,
         parallelism: int | None = None,
-        **expressions: pl.Expr,
+        **expressions: pl.Expr | Accumulator | ExpressionAccumulator,
     ) -> ResultStream:
         """One row of results for each key and window: the key, ``window_start``, ``window_end``, then the results.
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 
+from etl.accumulator import Accumulator, CustomColumn, ExpressionAccumulator, custom_column, row_type
 from etl.errors import ConfigurationError, Finding
 from etl.event_time import is_event_time
 from etl.lazy import LazyModule
@@ -22,10 +23,6 @@ from etl.transformation import (
     Row,
     Transformation,
     declared_schema,
-    evaluate_empty,
-    inherited_types,
-    require_row_wise,
-    typed_schema,
 )
 
 if TYPE_CHECKING:
@@ -200,7 +197,7 @@ class Aggregate(Stateful):
         columns = self.columns(inputs[0])
         return Schema((*self.key_fields(inputs[0]), *(Field(column.name, column.type) for column in columns)))
 
-    def columns(self, schema: Schema) -> tuple[AggregateColumn, ...]:
+    def columns(self, schema: Schema) -> tuple[AggregateColumn | CustomColumn, ...]:
         """What each expression asks for.
 
         Raises:
@@ -208,7 +205,7 @@ class Aggregate(Stateful):
         """
         self.key_fields(schema)
         declared = declared_schema(self, self.declared) or Schema(())
-        found: list[AggregateColumn] = []
+        found: list[AggregateColumn | CustomColumn] = []
         findings = [*self._argument_findings(), *self._name_findings(declared)]
         for name, expression in self.expressions:
             try:
@@ -243,10 +240,14 @@ class Aggregate(Stateful):
             if field.name not in names:
                 yield self.finding(f'schema declares "{field.name}", which is not computed', "remove it there")
 
-    def _column(self, name: str, expression: object, schema: Schema, declared: Schema) -> AggregateColumn:
+    def _column(
+        self, name: str, expression: object, schema: Schema, declared: Schema
+    ) -> AggregateColumn | CustomColumn:
+        if isinstance(expression, Accumulator | ExpressionAccumulator):
+            return custom_column(self, name, expression, schema, declared)
         kind, value, order = self._recognised(name, expression)
-        value_type = self._type_of(name, value, schema) if value is not None else PostgresType.parse("int8")
-        order_type = self._type_of(name, order, schema) if order is not None else value_type
+        value_type = row_type(self, name, value, schema) if value is not None else PostgresType.parse("int8")
+        order_type = row_type(self, name, order, schema) if order is not None else value_type
         result = _result_type(kind, value_type)
         if result is None or (order is not None and not _has_order(order_type)):
             problem = f'column "{name}": there is no {kind} of {value_type}' + (
@@ -258,15 +259,6 @@ class Aggregate(Stateful):
             problem = f'column "{name}" is {result}, not {wanted} as declared'
             raise self.refusal(problem, "cast it with with_columns(…) behind the aggregation")
         return AggregateColumn(name, kind, value, value_type, order, order_type, wanted)
-
-    def _type_of(self, name: str, expression: pl.Expr, schema: Schema) -> PostgresType:
-        require_row_wise(self, [expression], schema)
-        named = expression.alias(name)
-        yielded = evaluate_empty(self, [named], schema)
-        if pl.UInt64 in yielded.dtypes():
-            cure = "cast it to pl.Int64, or to pl.Decimal(20, 0)"
-            raise self.refusal(f'column "{name}": {expression} yields unsigned 64-bit integers', cure)
-        return typed_schema(self, yielded, inherited_types([named], schema), None)[name]
 
     def _recognised(self, name: str, expression: object) -> tuple[AggregateKind, pl.Expr | None, pl.Expr | None]:
         """The aggregate that an expression asks for, told by rebuilding it from its parts and comparing."""
@@ -281,7 +273,8 @@ class Aggregate(Stateful):
         raise self.refusal(
             f'column "{name}": {expression} is no aggregate that can be carried on from batch to batch',
             "use len, count, sum, min, max, mean, first or last of an expression over single rows, or"
-            " sort_by(one expression).first() or .last(); compute with the results behind the aggregation",
+            " sort_by(one expression).first() or .last(), or an accumulator of your own; compute with the results"
+            " behind the aggregation",
         )
 
     def _with_order(self, kind: AggregateKind, inner: pl.Expr) -> tuple[AggregateKind, pl.Expr | None, pl.Expr | None]:

@@ -7,6 +7,7 @@ from dataclasses import KW_ONLY, dataclass
 from datetime import timedelta
 from typing import ClassVar
 
+from etl.accumulator import CustomColumn
 from etl.errors import ConfigurationError, Finding
 from etl.keyed import Aggregate, AggregateColumn, AggregateKind, Emission
 from etl.schema import Field, Schema
@@ -57,10 +58,10 @@ class WindowAggregate(Aggregate):
         results = (Field(column.name, column.type) for column in columns)
         return Schema((*self.key_fields(inputs[0]), *borders, *results))
 
-    def columns(self, schema: Schema) -> tuple[AggregateColumn, ...]:
+    def columns(self, schema: Schema) -> tuple[AggregateColumn | CustomColumn, ...]:
         """See :meth:`etl.keyed.Aggregate.columns`."""
         findings = [*self.event_time_findings([schema]), *self._window_findings(schema)]
-        columns: tuple[AggregateColumn, ...] = ()
+        columns: tuple[AggregateColumn | CustomColumn, ...] = ()
         try:
             columns = Aggregate.columns(self, schema)
         except ConfigurationError as error:
@@ -94,7 +95,7 @@ class WindowAggregate(Aggregate):
             if name in self.keys or name in dict(self.expressions):
                 yield self.finding(f'column "{name}" is that of the window', "give yours another name")
 
-    def _session_findings(self, columns: Sequence[AggregateColumn]) -> Iterable[Finding]:
+    def _session_findings(self, columns: Sequence[AggregateColumn | CustomColumn]) -> Iterable[Finding]:
         """Sessions merge, so a result that went out early could be that of a session which is none any more."""
         if not isinstance(self.window, Session):
             return
@@ -107,7 +108,7 @@ class WindowAggregate(Aggregate):
             problem = "a late row may connect sessions that have been emitted, and their rows would stay"
             yield self.finding(problem, "leave out lateness=…; a source may promise more out_of_orderness=… instead")
         for column in columns:
-            if column.kind in (AggregateKind.FIRST, AggregateKind.LAST):
+            if isinstance(column, AggregateColumn) and column.kind in (AggregateKind.FIRST, AggregateKind.LAST):
                 problem = f'column "{column.name}": sessions merge, and which row came {column.kind} is not kept'
                 cure = f'go by time, e.g. pl.col(…).sort_by("{self.time}").{column.kind}()'
                 yield self.finding(problem, cure)

@@ -59,7 +59,7 @@ def rows_of(batch: pa.RecordBatch) -> Iterator[Row]:
     """
     frame = frame_of(batch)
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
-        _require_python_range(name, _flat(column))
+        require_python_range(name, _flat(column))
     return _row_maker(tuple(frame.columns))([series.to_list() for series in frame.iter_columns()])
 
 
@@ -318,7 +318,12 @@ def _is_json(text: str) -> bool:
     return True
 
 
-def _require_python_range(name: str, array: pa.Array) -> None:
+def require_python_range(name: str, array: pa.Array) -> None:
+    """Refuse dates and times that Python's types cannot hold.
+
+    Raises:
+        RecordError: Names the column.
+    """
     if pa.types.is_date(array.type):
         _require_range(name, array, pa.int32(), _DATES, "the years 1 to 9999 of Python's dates")
     elif pa.types.is_timestamp(array.type):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import decimal
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 
 import numpy as np
@@ -58,14 +58,17 @@ class Accumulator(ABC):
             has stored is never taken for another's.
     """
 
-    def __init__(self, column: AggregateColumn) -> None:
-        self.name = column.name
-        self.inputs: dict[str, tuple[pl.Expr, PostgresType]] = {}
-        self.columns: dict[str, StateColumn] = {}
+    def __init__(self, name: str, type_: PostgresType, inputs: Mapping[str, tuple[pl.Expr, PostgresType]]) -> None:
+        self.name = name
+        self.inputs = dict(inputs)
+        self.columns: Mapping[str, StateColumn] = {}
         self._types: dict[str, PostgresType] = {}
-        self._type = column.type
-        if column.value is not None:
-            self.inputs["value"] = (column.value, column.value_type)
+        self._type = type_
+
+    @property
+    def partial_names(self) -> Sequence[str]:
+        """The names of the partial results."""
+        return tuple(self.columns)
 
     @abstractmethod
     def partials(self, inputs: Mapping[str, pl.Series]) -> dict[str, pl.Expr]:
@@ -74,6 +77,18 @@ class Accumulator(ABC):
         Args:
             inputs: The values of the batch; their names are those of the columns that the expressions may use.
         """
+
+    def take_in(self, keys: Numbered, partials: Partials) -> None:
+        """Take in the partial results of a batch.
+
+        Args:
+            keys: Those of the batch.
+            partials: In their order.
+
+        Raises:
+            RecordError: The result has outgrown what can be kept exactly.
+        """
+        self.merge(keys, self.states(partials))
 
     def states(self, partials: Partials) -> States:
         """Partial results as values of the columns.
@@ -119,6 +134,15 @@ class Accumulator(ABC):
         """
 
 
+class BuiltIn(Accumulator):
+    """An accumulator for one of :class:`etl.keyed.AggregateKind`."""
+
+    def __init__(self, column: AggregateColumn) -> None:
+        value = {} if column.value is None else {"value": (column.value, column.value_type)}
+        super().__init__(column.name, column.type, value)
+        self.columns: dict[str, StateColumn] = {}
+
+
 def accumulator_for(column: AggregateColumn) -> Accumulator:
     """A new accumulator for a column."""
     match column.kind:
@@ -140,7 +164,7 @@ def _of(series: pl.Series) -> pl.Expr:
     return pl.col(series.name)
 
 
-class _Count(Accumulator):
+class _Count(BuiltIn):
     def __init__(self, column: AggregateColumn) -> None:
         super().__init__(column)
         self._part = str(column.kind)
@@ -162,7 +186,7 @@ def _add(column: PrimitiveColumn, ids: Ids, numbers: pa.Array) -> None:
     column.valid[ids] = True
 
 
-class _ExactSum(Accumulator):
+class _ExactSum(BuiltIn):
     """Integers and decimals."""
 
     def __init__(self, column: AggregateColumn) -> None:
@@ -233,7 +257,7 @@ def _unscaled(value: Decimal, scale: int) -> int:
     return int(value.scaleb(scale, _EXACT))
 
 
-class _FloatSum(Accumulator):
+class _FloatSum(BuiltIn):
     def __init__(self, column: AggregateColumn) -> None:
         super().__init__(column)
         self._types["sum"] = _FLOAT
@@ -253,7 +277,7 @@ class _FloatSum(Accumulator):
         return self._sum.values[ids]
 
 
-class _Mean(Accumulator):
+class _Mean(BuiltIn):
     """The sum divided by the count of what is not NULL: the nearest float, unless floats were added up."""
 
     def __init__(self, column: AggregateColumn) -> None:
@@ -284,7 +308,7 @@ class _Mean(Accumulator):
         return pa.array([total / (unit * count) if count else None for total, count in pairs], pa.float64())
 
 
-class _Extreme(Accumulator):
+class _Extreme(BuiltIn):
     """The lowest or highest value that is not NULL; a NaN counts only where there is nothing else."""
 
     def __init__(self, column: AggregateColumn) -> None:
@@ -315,7 +339,7 @@ class _Extreme(Accumulator):
         return self._best.take(ids)
 
 
-class _ByArrival(Accumulator):
+class _ByArrival(BuiltIn):
     """The value of the row that came first, or last, NULL included."""
 
     def __init__(self, column: AggregateColumn) -> None:
@@ -337,7 +361,7 @@ class _ByArrival(Accumulator):
         return self._kept.take(ids)
 
 
-class _ByOrder(Accumulator):
+class _ByOrder(BuiltIn):
     """The value of the row that is lowest, or highest, in an order in which NULL is lowest.
 
     Among equals the one that came first, or last, as a stable sort would have it.

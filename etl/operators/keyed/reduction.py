@@ -7,11 +7,13 @@ from collections.abc import Sequence
 import polars as pl
 import pyarrow as pa
 
-from etl.keyed import Aggregate
+from etl.accumulator import CustomColumn, ExpressionAccumulator
+from etl.keyed import Aggregate, AggregateColumn
 from etl.operators.calling import evaluating
 from etl.operators.exact import frame_of
-from etl.operators.keyed.accumulators import accumulator_for
+from etl.operators.keyed.accumulators import Accumulator, accumulator_for
 from etl.operators.keyed.columns import Ids, StateColumn
+from etl.operators.keyed.custom import ByExpressions, ByFunctions
 from etl.operators.keyed.key_index import Numbered
 from etl.schema import Schema
 from etl.transformation import ANCHOR
@@ -30,7 +32,9 @@ class Reduction:
 
     def __init__(self, transformation: Aggregate, input_schema: Schema) -> None:
         self._transformation = transformation
-        self._accumulators = [accumulator_for(column) for column in transformation.columns(input_schema)]
+        self._accumulators = [
+            _accumulator_for(column, transformation) for column in transformation.columns(input_schema)
+        ]
         self.columns: dict[str, StateColumn] = {
             f"{one.name}.{part}": column for one in self._accumulators for part, column in one.columns.items()
         }
@@ -66,7 +70,7 @@ class Reduction:
     def merge(self, keys: Numbered, reduced: pl.DataFrame) -> None:
         """Take in what :meth:`reduce` has yielded for these keys."""
         for number, one in enumerate(self._accumulators):
-            one.merge(keys, one.states({part: reduced[_partial(number, part)] for part in one.columns}))
+            one.take_in(keys, {part: reduced[_partial(number, part)] for part in one.partial_names})
 
     def absorb(self, into: Ids, earlier: Ids) -> None:
         """See :meth:`etl.operators.keyed.accumulators.Accumulator.absorb`."""
@@ -76,6 +80,14 @@ class Reduction:
     def results(self, ids: Ids) -> Sequence[pa.Array]:
         """The columns of the results of keys."""
         return [one.result(ids) for one in self._accumulators]
+
+
+def _accumulator_for(column: AggregateColumn | CustomColumn, transformation: Aggregate) -> Accumulator:
+    if isinstance(column, AggregateColumn):
+        return accumulator_for(column)
+    if isinstance(column.accumulator, ExpressionAccumulator):
+        return ByExpressions(column, transformation)
+    return ByFunctions(column, transformation)
 
 
 def _input(number: int, name: str) -> str:
