@@ -16,6 +16,7 @@ import psycopg
 
 from etl.clock import SystemClock
 from etl.errors import EtlError
+from etl.runtime.loader import JobLoader
 from etl.runtime.rewinding import StartFrom
 from etl.runtime.run import RunOptions, run_job
 from etl.runtime.stop import StopSignal
@@ -23,7 +24,7 @@ from etl.runtime.telemetry import Event, Telemetry
 from etl.store.database import Database
 from tests.faults import mutations
 from tests.faults.fault import Action, Fault, RunRequest, RunResult, Step
-from tests.faults.jobs import declare
+from tests.faults.jobs import declare, declare_anew
 
 GO_ON = b"go on"
 
@@ -46,9 +47,12 @@ class Recorder:
         self._channel = channel
         self._lock = threading.Lock()
         self._seen: Counter[tuple[str, str | None]] = Counter()
+        self._workers: dict[int, int] = {}
 
     def __call__(self, event: Event) -> None:
         """Note the step, then do to the run what is due."""
+        if event.name == "worker.started":
+            self._workers[event.fields["worker"]] = event.fields["pid"]
         for fault in self._note(Step(event.name, event.fields.get("uid"), threading.current_thread().name)):
             self._carry_out(fault)
 
@@ -67,6 +71,10 @@ class Recorder:
         match fault.action:
             case Action.KILL:
                 os.kill(os.getpid(), signal.SIGKILL)
+            case Action.KILL_WORKER:
+                os.kill(self._victim(fault), signal.SIGKILL)
+            case Action.STOP_WORKER:
+                os.kill(self._victim(fault), signal.SIGSTOP)
             case Action.STOP:
                 # To this very thread, so that it does not take another step before the process stands still.
                 signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
@@ -81,6 +89,10 @@ class Recorder:
             case Action.ASK:
                 self._channel.send(fault.step.encode())
                 assert self._channel.recv(64) == GO_ON
+
+    def _victim(self, fault: Fault) -> int:
+        """Another worker for each occurrence, so that each of them is hit."""
+        return self._workers[1 + fault.occurrence % len(self._workers)]
 
     def _cut_sessions(self) -> None:
         with psycopg.connect(self._request.store_url, autocommit=True) as connection:
@@ -115,6 +127,8 @@ def run(request: RunRequest, channel: socket.socket) -> RunResult:
         warn=warnings.append,
         clock=SystemClock() if request.heartbeat else HeartlessClock(),
         start=None if request.start is None else StartFrom(request.start, keep_written=True),
+        workers=request.workers,
+        loader=JobLoader(declare_anew.__module__, declare_anew.__name__, (msgspec.json.encode(request).decode(),)),
     )
     store = Database(request.store_url, "store")
     other = Database(request.other_url, "other")

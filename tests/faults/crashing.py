@@ -85,7 +85,7 @@ class CrashingServer:
 
     def _processes(self) -> list[int]:
         postmaster = self._postmaster()
-        return [postmaster, *_children_of(postmaster)]
+        return [postmaster, *children_of(postmaster)]
 
     def stop(self, how: Stop, victim: int, witness: psycopg.Connection[Any]) -> None:
         """Have the server come to its end; returns when it has begun to end its sessions.
@@ -138,7 +138,8 @@ def kill_all_of(data: Path) -> None:
                 os.kill(int(directory.parent.name), signal.SIGKILL)
 
 
-def _children_of(parent: int) -> list[int]:
+def children_of(parent: int) -> list[int]:
+    """The processes that a process has started."""
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):

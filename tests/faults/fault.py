@@ -20,6 +20,8 @@ class Action(StrEnum):
     EXHAUST = "MemoryError"
     CUT = "sessions terminated"
     ASK = "the test is asked"
+    KILL_WORKER = "kill -9 of a worker process"
+    STOP_WORKER = "SIGSTOP of a worker process"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,8 @@ class RunRequest:
         mutant: What is wrong with the engine.
         described: The job, where it is none of those kinds.
         start: The checkpoint to go back to.
+        workers: How many worker processes run its operators.
+        timeout_s: After how long an unfinished checkpoint fails the attempt.
     """
 
     kind: str
@@ -80,6 +84,8 @@ class RunRequest:
     mutant: Mutant | None = None
     described: DescribedJob | None = None
     start: str | None = None
+    workers: int = 0
+    timeout_s: float = 20.0
 
     def without_faults(self) -> RunRequest:
         """The same run, undisturbed."""

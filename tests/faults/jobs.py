@@ -13,6 +13,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import polars as pl
 
 from etl.job import Job, Stream
@@ -272,7 +273,7 @@ def declare(request: RunRequest) -> Job:
     job = Job(
         request.job,
         mode=request.mode,
-        checkpoint=CheckpointPolicy(interval_s=interval_s, rows=request.rows, timeout_s=20, keep=keep),
+        checkpoint=CheckpointPolicy(interval_s=interval_s, rows=request.rows, timeout_s=request.timeout_s, keep=keep),
         restart=RestartPolicy(attempts=request.restarts, delay_s=0.02, delay_max_s=0.2),
         owner_timeout_s=request.owner_timeout_s,
         parallelism=(ALL_KINDS[request.kind] if described is None else described).parallelism,
@@ -283,3 +284,8 @@ def declare(request: RunRequest) -> Job:
     else:
         (_GUARDED[request.kind] if request.guarded else ALL_KINDS[request.kind].declare)(job)
     return job
+
+
+def declare_anew(request: str) -> Job:
+    """The job of a request, in a worker process of the run."""
+    return declare(msgspec.json.decode(request, type=RunRequest))
