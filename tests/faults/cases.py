@@ -27,8 +27,8 @@ def occurrences(count: int | None = None) -> Iterator[int]:
 
 
 def kills(kind: str, count: int) -> Iterator[int]:
-    """All occurrences of a step, of the job with the most subtasks one, unless all are asked for."""
-    return every_occurrence(kind, count) if kind == "keyed-apart" else occurrences(count)
+    """All occurrences of a step, of the jobs with the most subtasks one, unless all are asked for."""
+    return every_occurrence(kind, count) if kind == "keyed-apart" or kind.startswith("timed") else occurrences(count)
 
 
 ONE_OF_EACH = ("transactional", "two-phase", "write-ahead", "upsert")
@@ -94,11 +94,16 @@ SAMPLE = frozenset(
 )
 """Steps that differ in what is open, locked or staged at the server: enough for faults that take seconds."""
 
-FAULT_CASES = [
-    (kind, step)
-    for kind, step in CASES
-    if THOROUGH or not kind.startswith("keyed") or step in SAMPLE or step.startswith("state.")
-]
+_KILLED_ALREADY = ("timed", "timed-2")
+
+
+def _is_played(kind: str, step: str) -> bool:
+    if not kind.startswith(("keyed", "timed")):
+        return True
+    return kind not in _KILLED_ALREADY and (step in SAMPLE or step.startswith("state."))
+
+
+FAULT_CASES = [(kind, step) for kind, step in CASES if THOROUGH or _is_played(kind, step)]
 """Every job with each of its steps; those that keep state, which are killed at each of them, with a sample of steps."""
 
 SAMPLED = [(kind, step) for kind, step in CASES if step in SAMPLE]

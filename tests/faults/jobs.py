@@ -20,6 +20,7 @@ from etl.job import Job, Stream
 from etl.policy import CheckpointPolicy, RestartPolicy
 from etl.sources import CsvFiles
 from sinks import PostgresTable, TransactionalSink, TwoPhaseCommitSink, UpsertSink, WriteAheadSink
+from tests.faults import timed
 from tests.faults.fault import RunRequest
 
 Row = tuple[int, int, int]
@@ -48,20 +49,24 @@ def _rows(first: int, count: int) -> list[Row]:
 FILES: Mapping[str, Mapping[str, Sequence[Row]]] = {
     "orders": {"orders/1.csv": _rows(1, 7), "orders/2.csv": _rows(8, 6)},
     "returns": {"returns/1.csv": _rows(_RETURNS, 5)},
+    **timed.FILES,
 }
 """Rows by source uid and split."""
 
 
 def write_input(directory: Path) -> None:
     """Write the files."""
-    for files in FILES.values():
+    for uid, files in FILES.items():
         for name, rows in files.items():
             (directory / name).parent.mkdir(parents=True, exist_ok=True)
-            (directory / name).write_bytes(_encoded(rows))
+            (directory / name).write_bytes(_encoded(uid, rows))
 
 
-def _encoded(rows: Iterable[Row]) -> bytes:
-    lines = [",".join(_COLUMNS), *(",".join(map(str, row)) for row in rows)]
+def _encoded(uid: str, rows: Iterable[Row]) -> bytes:
+    if uid in timed.FILES:
+        lines = [",".join(timed.COLUMNS), *map(timed.line, rows)]
+    else:
+        lines = [",".join(_COLUMNS), *(",".join(map(str, row)) for row in rows)]
     return "".join(f"{line}\n" for line in lines).encode()
 
 
@@ -69,7 +74,7 @@ def rows_before(uid: str, offsets: Mapping[str, int]) -> list[Row]:
     """The rows of a source that lie before the given positions, in reading order."""
     found: list[Row] = []
     for split, rows in FILES[uid].items():
-        read = _encoded(rows)[: offsets.get(split, 0)]
+        read = _encoded(uid, rows)[: offsets.get(split, 0)]
         assert not read or read.endswith(b"\n"), f"position {offsets} of {uid} is not at the end of a row"
         found += rows[: max(0, read.count(b"\n") - 1)]
     return found
@@ -212,6 +217,18 @@ def _keyed_apart(job: Job) -> None:
     _totals(united).write("totalled", TransactionalSink(PostgresTable(UPSERT_TABLE, key=["key"])))
 
 
+def _timed(job: Job) -> None:
+    timed.declare(job, APPEND_TABLE, UPSERT_TABLE)
+
+
+def _of_timed(parallelism: int) -> Kind:
+    targets = (
+        Target("events", other=True, expected=timed.events, late=True),
+        Target("totalled", UPSERT_TABLE, expected=timed.totals),
+    )
+    return Kind(("visits", "payments"), targets, _timed, {"seen": timed.seen, "totals": timed.totalled}, parallelism)
+
+
 def _pairs_seen(rows: Iterable[Row]) -> set[tuple[Any, ...]]:
     return {(id_ // 2,) for id_, _, _ in first_of_pair(rows)}
 
@@ -254,6 +271,9 @@ KINDS: Mapping[str, Kind] = {
         {"seen": _ids_seen, "totals": _totals_kept},
         parallelism=4,
     ),
+    "timed": _of_timed(parallelism=1),
+    "timed-2": _of_timed(parallelism=2),
+    "timed-4": _of_timed(parallelism=4),
 }
 
 ALL_KINDS: Mapping[str, Kind] = {
