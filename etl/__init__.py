@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from etl.event_time import EventTime
     from etl.graph import JobGraph
     from etl.job import Job, KeyedStream, ResultStream, Stream, WindowedStream
-    from etl.keyed import Emission, ListState, MapState, ValueState
+    from etl.keyed import Emission
+    from etl.keyed_process import ListState, MapState, Timer, ValueState
     from etl.policy import CheckpointPolicy, RestartPolicy
     from etl.sink import CheckpointMode
     from etl.window import Session, Sliding, Tumbling
@@ -56,6 +57,7 @@ __all__ = [
     "Sliding",
     "StateError",
     "Stream",
+    "Timer",
     "TransientError",
     "Tumbling",
     "ValueState",
@@ -72,15 +74,16 @@ _HOMES = {
     "Job": "etl.job",
     "JobGraph": "etl.graph",
     "KeyedStream": "etl.job",
-    "ListState": "etl.keyed",
-    "MapState": "etl.keyed",
+    "ListState": "etl.keyed_process",
+    "MapState": "etl.keyed_process",
     "RestartPolicy": "etl.policy",
     "Session": "etl.window",
     "Sliding": "etl.window",
     "ResultStream": "etl.job",
     "Stream": "etl.job",
+    "Timer": "etl.keyed_process",
     "Tumbling": "etl.window",
-    "ValueState": "etl.keyed",
+    "ValueState": "etl.keyed_process",
     "WindowedStream": "etl.job",
 }
 

@@ -184,12 +184,14 @@ def _source_links(graph: JobGraph, sink: SinkNode) -> Iterable[Link]:
 def _function_links(graph: JobGraph, sink: SinkNode) -> Iterable[Link]:
     """A function that yields something else on a replay is harmless where nothing of the failed attempt is visible."""
     for name in _non_deterministic(graph, sink):
-        if sink.sink.delivery in (Delivery.DIRECT, Delivery.IDEMPOTENT):
-            reason = f"{name} is not deterministic: a replay may leave other rows beside those already visible"
-            yield Link(Guarantee.AT_LEAST_ONCE, reason)
-        else:
-            reason = f"{name} is not deterministic, but nothing of a failed attempt ever becomes visible"
-            yield Link(Guarantee.EXACTLY_ONCE, reason)
+        yield _unrepeatable_link(f"{name} is not deterministic", sink)
+
+
+def _unrepeatable_link(problem: str, sink: SinkNode) -> Link:
+    if sink.sink.delivery in (Delivery.DIRECT, Delivery.IDEMPOTENT):
+        reason = f"{problem}: a replay may leave other rows beside those already visible"
+        return Link(Guarantee.AT_LEAST_ONCE, reason)
+    return Link(Guarantee.EXACTLY_ONCE, f"{problem}, but nothing of a failed attempt ever becomes visible")
 
 
 def _non_deterministic(graph: JobGraph, sink: SinkNode) -> Sequence[str]:
@@ -208,6 +210,8 @@ def _state_links(graph: JobGraph, sink: SinkNode) -> Iterable[Link]:
                 f" {', '.join(node.transformation.result_keys)}, or what stays depends on when checkpoints are taken"
             )
             yield Link(Guarantee.EXACTLY_ONCE, reason)
+        if node.transformation.unrepeatable is not None:
+            yield _unrepeatable_link(f'"{node.uid}" {node.transformation.unrepeatable}', sink)
         if sink.sink.delivery in (Delivery.DIRECT, Delivery.IDEMPOTENT) and _depends_on_arrival(graph, node):
             reason = (
                 f'"{node.uid}" depends on the order in which rows of several inputs arrive: a replay may leave other'

@@ -21,11 +21,9 @@ from etl.keyed import (
     Aggregate,
     Deduplicate,
     Emission,
-    KeyFunction,
-    Process,
     Stateful,
-    StateSpec,
 )
+from etl.keyed_process import KeyFunction, Process, StateSpec, TimerFunction
 from etl.lazy import LazyModule
 from etl.operator import LATE, LATE_RIGHT
 from etl.policy import CheckpointPolicy, RestartPolicy
@@ -320,14 +318,20 @@ class Stream:
         uid: str,
         keys: Sequence[str] | str,
         *,
+        ttl: timedelta | None = None,
+        time: str | None = None,
         parallelism: int | None = None,
         keys_in_memory: int | None = None,
-    ) -> Stream:
+    ) -> ResultStream:
         """The first row of each key and no other, over all runs of the job.
 
         Args:
             uid: Name of the operator within the job; the keys it has seen are stored under it.
             keys: Columns that make the key; NULL is a key like any other.
+            ttl: How long a key is remembered; for ever when left out. A row is dropped when one of the same key that
+                was let pass lies less than that from it.
+            time: The column of event time by which that is measured; the clock, at which rows come, when left out. Rows
+                behind the watermark cannot be judged: they are late.
             parallelism: Number of subtasks; the job's when left out.
             keys_in_memory: How many keys each subtask keeps in memory from one checkpoint to the next; those not used
                 for longest go to disk. All when left out.
@@ -335,9 +339,9 @@ class Stream:
         # anything else is left as it is: the graph's validation reports it together with all other mistakes
         columns = tuple(keys) if isinstance(keys, list | tuple) else (keys,)
         transformation = Deduplicate(
-            Location.of_caller(), uid, columns, parallelism=parallelism, keys_in_memory=keys_in_memory
+            Location.of_caller(), uid, columns, ttl, time, parallelism=parallelism, keys_in_memory=keys_in_memory
         )
-        return self._then(transformation)
+        return self._results(transformation)
 
     def write(self, uid: str, sink: Sink) -> None:
         """Write the rows.
@@ -350,6 +354,9 @@ class Stream:
 
     def _then(self, transformation: Transformation) -> Stream:
         return self._job._declare(DeclaredTransformation(transformation, (self._index,)))
+
+    def _results(self, transformation: Stateful) -> ResultStream:
+        return ResultStream(self._job, self._then(transformation)._index)
 
     def __repr__(self) -> str:
         return f"Stream({self._job!r}, {self._index})"
@@ -470,10 +477,15 @@ class KeyedStream:
         *,
         state: Mapping[str, StateSpec],
         schema: Mapping[str, str] | None = None,
+        time: str | None = None,
+        in_order: bool = False,
+        on_timer: TimerFunction | None = None,
+        on_clock_timer: TimerFunction | None = None,
+        ttl: timedelta | None = None,
         deterministic: bool = True,
         parallelism: int | None = None,
         keys_in_memory: int | None = None,
-    ) -> Stream:
+    ) -> ResultStream:
         """Any number of rows for each row, by a function that remembers something of each key.
 
         ::
@@ -492,6 +504,13 @@ class KeyedStream:
             state: By the name of the attribute: :class:`ValueState`, :class:`ListState` or :class:`MapState`. A key of
                 which all states are empty is forgotten.
             schema: Columns and types of the rows; the input's when left out.
+            time: The column of event time; needed by ``in_order`` and ``on_timer``, and measure of ``ttl``.
+            in_order: The rows of a key come in the order of their times, as soon as the watermark has passed them, with
+                the timers between them. Those behind the watermark are late.
+            on_timer: From a :class:`Timer` and the state of its key to rows, for what ``state.timers.set(moment)`` has
+                set: when the watermark reaches the moment.
+            on_clock_timer: The same for ``state.clock_timers``: when the clock reaches the moment.
+            ttl: A key whose state was not written for so long is forgotten: by ``time``, or by the clock without it.
             deterministic: False when the same rows may yield others the next time.
             parallelism: Number of subtasks; the job's when left out.
             keys_in_memory: How many keys each subtask keeps in memory from one checkpoint to the next; those not used
@@ -504,11 +523,16 @@ class KeyedStream:
             function,
             state,
             schema,
+            time,
+            in_order,
+            on_timer,
+            on_clock_timer,
+            ttl,
             deterministic=deterministic,
             parallelism=parallelism,
             keys_in_memory=keys_in_memory,
         )
-        return self._stream._then(transformation)
+        return self._stream._results(transformation)
 
     def interval_join(
         self,

@@ -5,11 +5,11 @@ What they remember belongs to their uid and is part of every checkpoint.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
+from datetime import timedelta
 from enum import StrEnum
-from keyword import iskeyword
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import pyarrow as pa
 
@@ -20,7 +20,6 @@ from etl.lazy import LazyModule
 from etl.operator import LATE
 from etl.schema import Field, PostgresType, Schema, name_findings
 from etl.transformation import (
-    Row,
     Transformation,
     declared_schema,
 )
@@ -107,6 +106,11 @@ class Stateful(Transformation):
     def event_time_columns(self) -> tuple[str, ...]:
         """For each input the column that says when a row happened; empty where event time does not matter."""
         return ()
+
+    @property
+    def unrepeatable(self) -> str | None:
+        """What it does that comes out otherwise when the same rows are read again after a failure, None if nothing."""
+        return None
 
     @property
     def keys_of_inputs(self) -> tuple[tuple[str, ...], ...]:
@@ -289,138 +293,58 @@ class Aggregate(Stateful):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Deduplicate(Stateful):
-    """The first row of each key, and no other."""
+    """The first row of each key, and no other, or no other for some time.
+
+    Attributes:
+        ttl: How long; for ever when None.
+        time: The column of event time by which that is measured; the clock when None.
+    """
 
     kind = "deduplicate"
 
+    ttl: timedelta | None = None
+    time: str | None = None
+
+    @property
+    def event_time_columns(self) -> tuple[str, ...]:
+        """See :class:`Stateful`."""
+        return () if self.time is None else (self.time,)
+
+    @property
+    def unrepeatable(self) -> str | None:
+        """See :class:`Stateful`."""
+        return "forgets by the clock" if self.ttl is not None and self.time is None else None
+
     def output_schema(self, inputs: Sequence[Schema]) -> Schema:
         """The input's columns, unchanged."""
+        findings = list(ttl_findings(self, self.ttl))
+        if self.ttl is None and self.time is not None:
+            findings.append(self.finding(f"time={self.time!r} is given, and nothing goes by it", "add ttl=…"))
+        if findings:
+            raise ConfigurationError.from_findings(str(self), findings)
         self.key_fields(inputs[0])
         return inputs[0]
 
     def describe(self) -> str:
-        """The key."""
-        return f"deduplicate by {', '.join(self.keys)}"
+        """The key, and how long it is remembered."""
+        span = (
+            "" if self.ttl is None else f", for {self.ttl} {'by the clock' if self.time is None else 'of ' + self.time}"
+        )
+        return f"deduplicate by {', '.join(self.keys)}{span}"
 
 
-@dataclass(frozen=True, slots=True)
-class ValueState:
-    """One value for each key; None until it is set.
-
-    Attributes:
-        type: Column type of the value, e.g. ``"numeric(12,2)"``.
-    """
-
-    type: str
-
-    def __str__(self) -> str:
-        return self.type
+def waiting_on_disk(stateful: Stateful) -> Finding:
+    """The finding for a bound on the keys in memory of an operator that goes by time."""
+    problem = "keys_in_memory is given, and keys whose time will come must be in memory"
+    return stateful.finding(problem, "leave it out, or do without timers and ttl")
 
 
-@dataclass(frozen=True, slots=True)
-class ListState:
-    """A list for each key; empty until something is appended.
-
-    Attributes:
-        type: Column type of an element.
-    """
-
-    type: str
-
-    def __str__(self) -> str:
-        return f"list of {self.type}"
-
-
-@dataclass(frozen=True, slots=True)
-class MapState:
-    """A dictionary for each key; empty until something is set.
-
-    Attributes:
-        key: Column type of its keys, which are never None.
-        value: Column type of its values.
-    """
-
-    key: str
-    value: str
-
-    def __str__(self) -> str:
-        return f"map of {self.key} to {self.value}"
-
-
-StateSpec = ValueState | ListState | MapState
-
-KeyFunction = Callable[[Row, Any], "Iterable[Mapping[str, Any]] | None"]
-"""From a row and the state of its key to rows."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Process(Stateful):
-    """Any number of rows for each row, by a Python function that remembers something of each key."""
-
-    kind = "process"
-
-    function: KeyFunction
-    states: Mapping[str, StateSpec]
-    declared: Mapping[str, str] | None = None
-
-    def output_schema(self, inputs: Sequence[Schema]) -> Schema:
-        """The declared columns, or the input's."""
-        findings = list(self._findings())
-        if findings:
-            raise ConfigurationError.from_findings(str(self), findings)
-        for find in (lambda: self.key_fields(inputs[0]), self.state_types):
-            try:
-                find()
-            except ConfigurationError as error:
-                findings += error.findings
-        if findings:
-            raise ConfigurationError.from_findings(str(self), findings)
-        return declared_schema(self, self.declared) or inputs[0]
-
-    def state_types(self) -> dict[str, tuple[PostgresType, ...]]:
-        """By name of a state, the types of what it holds: one, or two for a map.
-
-        Raises:
-            ConfigurationError: Lists every state that cannot be kept.
-        """
-        findings: list[Finding] = []
-        types: dict[str, tuple[PostgresType, ...]] = {}
-        for name, spec in self.states.items():
-            texts = (spec.key, spec.value) if isinstance(spec, MapState) else (spec.type,)
-            try:
-                types[name] = tuple(PostgresType.parse(text) for text in texts)
-            except ConfigurationError as error:
-                findings.append(self.finding(f'state "{name}": {error}', "change its declared type"))
-                continue
-            if not isinstance(spec, ValueState) and any(type_.is_array for type_ in types[name]):
-                findings.append(self.finding(f'state "{name}" would hold arrays of arrays', "keep it as jsonb text"))
-        if findings:
-            raise ConfigurationError.from_findings(str(self), findings)
-        return types
-
-    def _findings(self) -> Iterable[Finding]:
-        function: object = self.function
-        if not callable(function):
-            yield self.finding(f"{type(function).__name__} is not a function", "give fn(row, state)")
-        states: object = self.states
-        if not isinstance(states, Mapping) or not states:
-            yield self.finding("it declares no state", 'add state={"last": ValueState("int8")}, or use flat_map')
-            return
-        for name, spec in states.items():
-            if not str(name).isidentifier() or str(name).startswith("_") or iskeyword(str(name)):
-                yield self.finding(f"state {name!r} is no name of an attribute", "choose another name")
-            texts = [getattr(spec, part, "") for part in ("type", "key", "value")]
-            if not isinstance(spec, ValueState | ListState | MapState) or not all(
-                isinstance(one, str) for one in texts
-            ):
-                cure = 'give ValueState("int8"), ListState("int8") or MapState("text", "int8")'
-                yield self.finding(f'state "{name}" is {spec!r}', cure)
-
-    def describe(self) -> str:
-        """Function, key and states."""
-        function = getattr(self.function, "__qualname__", type(self.function).__name__)
-        kept = ", ".join(f"{name} {spec}" for name, spec in self.states.items())
-        return f"process by {', '.join(self.keys)} {function}, keeping {kept}"
+def ttl_findings(stateful: Stateful, ttl: object) -> Iterable[Finding]:
+    """What is wrong with a time to live."""
+    if ttl is not None and stateful.keys_in_memory is not None:
+        yield waiting_on_disk(stateful)
+    if ttl is not None and (not isinstance(ttl, timedelta) or ttl <= timedelta(0)):
+        yield stateful.finding(f"ttl={ttl!r} is no timedelta above 0", "e.g. ttl=timedelta(days=30)")
 
 
 def _candidates(inner: pl.Expr) -> Iterable[tuple[AggregateKind, pl.Expr]]:

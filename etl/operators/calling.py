@@ -9,6 +9,7 @@ from typing import TypeVar
 import polars as pl
 
 from etl.errors import EtlError, InternalError, RecordError
+from etl.keyed_process import Timer
 from etl.transformation import Row, Transformation
 
 VALUE_SHOWN_CHARACTERS_MAX = 300
@@ -87,8 +88,15 @@ def failure(
     transformation: Transformation, function: Callable[..., object], error: BaseException, given: object
 ) -> InternalError:
     """The error for what a user's function raised: it names place, function and row."""
-    shown = f" for the row {shortened(given)}" if isinstance(given, dict) else ""
-    return InternalError(f"{transformation}: {name_of(function)} raised {type(error).__name__}: {error}{shown}")
+    raised = f"{type(error).__name__}: {error}{given_shown(given)}"
+    return InternalError(f"{transformation}: {name_of(function)} raised {raised}")
+
+
+def given_shown(given: object) -> str:
+    """For which row or timer a function was called, as the end of a message."""
+    if isinstance(given, Timer):
+        return f" for the timer of {shortened(given.key)} at {given.moment}"
+    return f" for the row {shortened(given)}" if isinstance(given, dict) else ""
 
 
 def _first_line(error: BaseException) -> str:

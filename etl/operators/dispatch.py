@@ -6,9 +6,11 @@ from collections.abc import Sequence
 
 import polars as pl
 
+from etl.clock import Clock, SystemClock
 from etl.errors import InternalError
 from etl.joins import AsOfJoin, IntervalJoin
-from etl.keyed import Aggregate, Deduplicate, Process, Stateful
+from etl.keyed import Aggregate, Deduplicate, Stateful
+from etl.keyed_process import Process
 from etl.operator import Operator
 from etl.operators.frames import MapBatchesOperator
 from etl.operators.projection import FilterOperator, ProjectionOperator
@@ -21,13 +23,16 @@ from etl.window import Session
 from etl.windowed import WindowAggregate
 
 
-def operator_for(transformation: Transformation, inputs: Sequence[Schema], output_schema: Schema) -> Operator:
+def operator_for(
+    transformation: Transformation, inputs: Sequence[Schema], output_schema: Schema, clock: Clock | None = None
+) -> Operator:
     """A new operator for one subtask and one attempt.
 
     Args:
         transformation: What was declared.
         inputs: For each input the columns of the batches that come from there.
         output_schema: Columns it must yield, as found by the transformation's ``output_schema``.
+        clock: Time, for what goes by it; the machine's when left out.
 
     Raises:
         InternalError: No operator is known for this kind of transformation.
@@ -48,20 +53,22 @@ def operator_for(transformation: Transformation, inputs: Sequence[Schema], outpu
         case Union():
             return UnionOperator()
         case Stateful():
-            return _stateful_operator_for(transformation, inputs, output_schema)
+            return _stateful_operator_for(transformation, inputs, output_schema, clock or SystemClock())
     raise InternalError(f"no operator is known for {transformation}")
 
 
 def _stateful_operator_for(
-    transformation: Stateful, inputs: Sequence[Schema], output_schema: Schema
+    transformation: Stateful, inputs: Sequence[Schema], output_schema: Schema, clock: Clock
 ) -> StatefulOperator:
     # Imported here: jobs without keyed state do not wait for NumPy.
     from etl.operators.keyed.aggregate import AggregateOperator
     from etl.operators.keyed.as_of_join import AsOfJoinOperator
     from etl.operators.keyed.deduplicate import DeduplicateOperator
+    from etl.operators.keyed.deduplicate_within import DeduplicateWithinOperator
     from etl.operators.keyed.interval_join import IntervalJoinOperator
     from etl.operators.keyed.process import ProcessOperator
     from etl.operators.keyed.sessions import SessionOperator
+    from etl.operators.keyed.timed_process import TimedProcessOperator
     from etl.operators.keyed.windows import WindowOperator
 
     match transformation:
@@ -71,10 +78,14 @@ def _stateful_operator_for(
             return WindowOperator(transformation, inputs[0], output_schema)
         case Aggregate():
             return AggregateOperator(transformation, inputs[0], output_schema)
+        case Process(goes_by_time=True):
+            return TimedProcessOperator(transformation, inputs[0], output_schema, clock)
         case Process():
             return ProcessOperator(transformation, inputs[0], output_schema)
-        case Deduplicate():
+        case Deduplicate(ttl=None):
             return DeduplicateOperator(transformation, inputs[0])
+        case Deduplicate():
+            return DeduplicateWithinOperator(transformation, inputs[0], clock)
         case IntervalJoin():
             return IntervalJoinOperator(transformation, inputs, output_schema)
         case AsOfJoin():

@@ -262,7 +262,7 @@ def wire_chains(
                     wiring.report,
                     gate,
                     job.mode,
-                    _operators(graph, chain),
+                    _operators(graph, chain, wiring.clock),
                     outputs[number],
                     next(cuts) if chain.stateful is not None else None,
                     side_outputs={tag: of_side[number] for tag, of_side in side_outputs.items()},
@@ -299,12 +299,12 @@ def _key_columns(graph: JobGraph, chain: Chain) -> list[list[int]]:
     return found
 
 
-def _operators(graph: JobGraph, chain: Chain) -> list[Operator]:
+def _operators(graph: JobGraph, chain: Chain, clock: Clock) -> list[Operator]:
     # Imported here: jobs that transform nothing do not wait for polars.
     from etl.operators import operator_for
 
     return [
-        operator_for(node.transformation, [graph.node(one).schema for one in node.inputs], node.schema)
+        operator_for(node.transformation, [graph.node(one).schema for one in node.inputs], node.schema, clock)
         for node in chain.nodes
     ]
 

@@ -14,7 +14,7 @@ from typing import Any
 import polars as pl
 
 from etl.job import Job, Stream
-from etl.keyed import ValueState
+from etl.keyed_process import ValueState
 from etl.sink import Sink
 from etl.sources import CsvFiles
 from sinks import PostgresTable, TransactionalSink, TwoPhaseCommitSink, UpsertSink, WriteAheadSink

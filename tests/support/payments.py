@@ -9,7 +9,7 @@ from typing import Any
 import polars as pl
 
 from etl.job import Job
-from etl.keyed import ValueState
+from etl.keyed_process import ValueState
 from etl.transformation import Row
 from sinks import PostgresTable, TwoPhaseCommitSink, UpsertSink
 from tests.support.declarations import DeclaredSource

@@ -1,10 +1,15 @@
 from __future__ import annotations
 
+from datetime import timedelta
+from typing import Any
+
 import polars as pl
 import pytest
 
+from etl.event_time import EventTime
 from etl.guarantee import Guarantee, classic_markdown, classic_table, guarantee_of, guarantees_of
 from etl.job import Job
+from etl.keyed_process import ValueState
 from etl.sink import CheckpointMode
 from tests.support.declarations import (
     DeclaredSink,
@@ -70,6 +75,40 @@ def test_non_deterministic_function_weakens_sinks_that_show_rows_early(sink: Dec
     found = guarantee_of(graph, CheckpointMode.EXACTLY_ONCE, graph.sinks[0])
     assert found.guarantee is expected
     assert any(reason.startswith('"map-1" is not deterministic') for reason in found.reasons)
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"on_clock_timer": print}, "fires timers by the clock"),
+        ({"ttl": timedelta(days=1)}, "forgets by the clock"),
+        ({"time": "at", "on_timer": print}, "fires timers between rows in the order of their arrival"),
+        ({"time": "at", "on_timer": print, "in_order": True}, None),
+        ({"time": "at", "ttl": timedelta(days=1)}, None),
+    ],
+)
+def test_what_goes_by_the_clock_or_by_arrival_weakens_sinks_that_show_rows_early(
+    changes: dict[str, Any], problem: str | None
+) -> None:
+    job = Job("revenue")
+    source = DeclaredSource({"id": "int8", "at": "timestamptz"})
+    rows = job.read("orders", source, event_time=EventTime("at"))
+    results = rows.key_by("id").process("timed", lambda row, state: None, state={"n": ValueState("int8")}, **changes)
+    results.write("safe", TwoPhaseSink())
+    results.write("early", VersionedSink())
+    safe, early = guarantees_of(job.graph(), CheckpointMode.EXACTLY_ONCE)
+    assert safe.guarantee is Guarantee.EXACTLY_ONCE
+    assert early.guarantee is (Guarantee.EXACTLY_ONCE if problem is None else Guarantee.AT_LEAST_ONCE)
+    if problem is not None:
+        assert early.reasons[0] == (f'"timed" {problem}: a replay may leave other rows beside those already visible')
+
+
+def test_forgetting_keys_by_the_clock_weakens_sinks_that_show_rows_early() -> None:
+    job = Job("revenue")
+    job.read("orders", DeclaredSource()).deduplicate("once", "id", ttl=timedelta(days=1)).write("out", VersionedSink())
+    (found,) = guarantees_of(job.graph(), CheckpointMode.EXACTLY_ONCE)
+    assert found.guarantee is Guarantee.AT_LEAST_ONCE
+    assert found.reasons[0].startswith('"once" forgets by the clock')
 
 
 def test_classic_table_is_the_table_of_stream_processing() -> None:

@@ -11,7 +11,7 @@ import polars as pl
 import pyarrow as pa
 
 from etl.errors import RecordError
-from etl.keyed import ListState, MapState, StateSpec
+from etl.keyed_process import ListState, MapState, StateSpec, Timer
 from etl.operators.exact import array_of_values
 from etl.operators.keyed.columns import Ids, StateColumn
 from etl.operators.keyed.normalising import normaliser, wrong_type
@@ -24,15 +24,15 @@ class Cursor:
 
     Attributes:
         id: Of the key.
-        row: The row.
+        given: The row, or the timer.
         changed: Whether a state of the key was set.
     """
 
-    __slots__ = ("changed", "id", "row")
+    __slots__ = ("changed", "given", "id")
 
     def __init__(self) -> None:
         self.id = -1
-        self.row: Row = {}
+        self.given: Row | Timer = {}
         self.changed = False
 
 
@@ -118,7 +118,7 @@ class ListColumn(PythonColumn):
         elements = self.held.array([element for value in values for element in value or ()])
         valid = [value is not None for value in values]
         return pa.ListArray.from_arrays(
-            _offsets(values), elements, mask=pa.array([not one for one in valid], pa.bool_())
+            offsets_of(values), elements, mask=pa.array([not one for one in valid], pa.bool_())
         )
 
 
@@ -137,14 +137,15 @@ class MapColumn(PythonColumn):
         items = self.held.array([item for _, item in entries])
         pairs = pa.StructArray.from_arrays([keys, items], fields=list(self.arrow.value_type))
         mask = pa.array([value is None for value in values], pa.bool_())
-        return pa.ListArray.from_arrays(_offsets(values), pairs, type=self.arrow, mask=mask)
+        return pa.ListArray.from_arrays(offsets_of(values), pairs, type=self.arrow, mask=mask)
 
     def _objects(self, values: pa.Array) -> Sequence[Any]:
         found = super()._objects(values)
         return [None if one is None else {pair["key"]: pair["value"] for pair in one} for one in found]
 
 
-def _offsets(values: Sequence[Any]) -> pa.Array:
+def offsets_of(values: Sequence[Any]) -> pa.Array:
+    """Where the elements of each of these lists begin when all are laid one behind the other, as Arrow has it."""
     lengths = [0, *(len(value or ()) for value in values)]
     return pa.array(np.cumsum(lengths), pa.int32())
 

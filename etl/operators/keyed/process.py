@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from types import GeneratorType
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import GeneratorType, MappingProxyType
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from etl.errors import EtlError, RecordError
-from etl.keyed import Process
+from etl.keyed_process import Process
 from etl.operators.calling import RAISED, failure, name_of
 from etl.operators.exact import RowShape, batch_of_values, placed, rows_of
-from etl.operators.keyed.columns import Ids
+from etl.operators.keyed.columns import Ids, StateColumn
 from etl.operators.keyed.grouping import first_rows, key_arrays, key_frame
-from etl.operators.keyed.handles import Cursor, KeyStates, handle_for, undeclared
+from etl.operators.keyed.handles import Cursor, Handle, KeyStates, handle_for, undeclared
 from etl.operators.keyed.key_index import NOT_FOUND
 from etl.operators.keyed.spilling import state_of
 from etl.operators.rows import ROWS_MAX
@@ -23,28 +23,48 @@ from etl.schema import Schema
 from etl.state import Fragment, StateCut, StatefulOperator
 from etl.transformation import Row
 
+_NONE: Mapping[str, Any] = MappingProxyType({})
+
 
 class ProcessOperator(StatefulOperator):
-    """Calls a function with each row and the state of its key."""
+    """Calls a function with each row and the state of its key.
 
-    def __init__(self, transformation: Process, input_schema: Schema, output_schema: Schema) -> None:
+    Args:
+        transformation: What was declared.
+        input_schema: Columns of the rows.
+        output_schema: Columns of the results.
+        more: By name handles that the function is given beside those of the declared states.
+        apart: By name columns that are stored with them, and do not keep a key from being forgotten.
+        cursor: Of the handles.
+    """
+
+    def __init__(
+        self,
+        transformation: Process,
+        input_schema: Schema,
+        output_schema: Schema,
+        more: Mapping[str, Handle] = _NONE,
+        apart: Mapping[str, StateColumn] = _NONE,
+        cursor: Cursor | None = None,
+    ) -> None:
         self.uid = transformation.uid
         self._transformation = transformation
         self._keys = transformation.key_fields(input_schema)
         self._schema = output_schema
         self._shape = RowShape(output_schema)
         self._values_max = ROWS_MAX * len(output_schema)
-        self._name = name_of(transformation.function)
-        self._cursor = Cursor()
+        self._cursor = cursor or Cursor()
         types = transformation.state_types()
-        handles = {
+        declared = {
             name: handle_for(name, spec, types[name], self._cursor) for name, spec in transformation.states.items()
         }
+        handles = {**declared, **more}
         self._seen = KeyStates(handles)
         self._changed: list[int] = []
         self._columns = {name: handle.column for name, handle in handles.items()}
-        self._state = state_of(transformation, {field.name: field.type.arrow for field in self._keys}, self._columns)
-        self._function = transformation.function
+        key_types = {field.name: field.type.arrow for field in self._keys}
+        self._state = state_of(transformation, key_types, {**self._columns, **apart})
+        self._function: Callable[..., Any] = transformation.function
 
     def process(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """What the function yields for each row, in batches of at most :data:`etl.operators.rows.ROWS_MAX` rows."""
@@ -74,8 +94,8 @@ class ProcessOperator(StatefulOperator):
         cursor, seen, function, values = self._cursor, self._seen, self._function, self._shape.values
         found: list[Any] = []
         try:
-            for cursor.id, cursor.row in zip(ids.tolist(), rows, strict=True):
-                returned: Any = function(cursor.row, seen)
+            for cursor.id, cursor.given in zip(ids.tolist(), rows, strict=True):
+                returned: Any = function(cursor.given, seen)
                 if type(returned) is GeneratorType or self._has_rows(returned):
                     for one in returned:
                         # the values are taken at once: a generator may yield one dict again and again
@@ -96,13 +116,15 @@ class ProcessOperator(StatefulOperator):
         if returned is None:
             return False
         if isinstance(returned, dict | str | bytes) or not isinstance(returned, Iterable):
-            raise RecordError(f"{self._name} returned {type(returned).__name__}, not rows; use yield, or a list")
+            raise RecordError(
+                f"{name_of(self._function)} returned {type(returned).__name__}, not rows; use yield, or a list"
+            )
         return True
 
     def _failure(self, error: BaseException) -> EtlError:
         if isinstance(error, AttributeError) and error.obj is self._seen:
             return undeclared(self._seen, str(error.name))
-        return failure(self._transformation, self._function, error, self._cursor.row)
+        return failure(self._transformation, self._function, error, self._cursor.given)
 
     def restore(self, fragments: Sequence[Fragment]) -> None:
         """See :meth:`etl.state.StatefulOperator.restore`."""

@@ -83,6 +83,16 @@ class RowBuffer:
         arrays = [keys[name] if name in keys else self._columns[name].take(ids) for name in self._schema.names]
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
+    def keys(self, ids: Ids) -> pa.RecordBatch:
+        """The columns of the rows that make the key."""
+        return pa.RecordBatch.from_arrays(self.table.keys(ids)[: len(self._keys)], names=self._keys)
+
+    def moments(self, ids: Ids) -> Moments:
+        """When the rows happened, in microseconds since 1970."""
+        if self._time in self._columns:
+            return _moments(self._columns[self._time].take(ids))
+        return _moments(self.table.keys(ids)[self._keys.index(self._time)])
+
     def remove(self, ids: Ids) -> None:
         """Forget rows, each of which was due."""
         self.table.remove(ids)
@@ -96,7 +106,7 @@ class RowBuffer:
                 sequence = np.asarray(self.table.keys(ids)[-1])
                 self._next = int(sequence.max()) + 1
                 ids = ids[np.argsort(sequence, kind="stable")]
-                self._waiting.add(_moments(self.rows(ids).column(self._time)), ids)
+                self._waiting.add(self.moments(ids), ids)
         return self._waiting
 
 

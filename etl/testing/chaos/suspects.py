@@ -7,7 +7,8 @@ from collections.abc import Iterable
 import polars as pl
 
 from etl.graph import JobGraph, TransformationNode
-from etl.keyed import Aggregate, Process
+from etl.keyed import Aggregate
+from etl.keyed_process import Process
 from etl.transformation import Filter, FlatMap, Map, MapBatches, Select, Transformation, WithColumns
 
 _NONE = (

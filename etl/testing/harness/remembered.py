@@ -12,7 +12,8 @@ from etl.errors import InternalError
 from etl.event_time import FOREVER
 from etl.graph import JobGraph, OperatorNode
 from etl.joins import SIDES, Join
-from etl.keyed import Aggregate, ListState, MapState, Process
+from etl.keyed import Aggregate
+from etl.keyed_process import ListState, MapState, Process
 from etl.operators import operator_for
 from etl.operators.exact import rows_of
 from etl.operators.keyed.aggregate import AggregateOperator

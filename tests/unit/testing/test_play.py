@@ -15,7 +15,7 @@ import pytest
 
 from etl.errors import ConfigurationError, InternalError
 from etl.job import Job
-from etl.keyed import ListState, MapState
+from etl.keyed_process import ListState, MapState
 from etl.testing import checkpoint, crash, play, rescale, rows, wait
 from etl.transformation import Row
 from sinks import PostgresTable, TwoPhaseCommitSink, UpsertSink

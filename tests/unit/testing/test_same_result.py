@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from etl import key_group
 from etl.errors import ConfigurationError, RecordError
 from etl.job import Job
-from etl.keyed import ValueState
+from etl.keyed_process import ValueState
 from etl.operators.keyed.state import KeyedState
 from etl.testing import assert_same_result, checkpoint, crash, rows
 from etl.testing.harness.marks import Checkpoint, Mark

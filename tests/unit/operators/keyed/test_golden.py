@@ -19,11 +19,14 @@ import pytest
 
 from etl.codec import FORMAT, decode_rows, digest, encode_rows
 from etl.errors import StateError
-from etl.event_time import FOREVER
+from etl.event_time import FOREVER, microseconds_since_1970
 from etl.key_group import groups_of_hashes, hash_keys
-from etl.keyed import Aggregate, Deduplicate, Emission, ListState, MapState, Process, Stateful, ValueState
+from etl.keyed import Aggregate, Deduplicate, Emission, Stateful
+from etl.keyed_process import ListState, MapState, Process, Timer, ValueState
 from etl.operator import Output
 from etl.operators import operator_for
+from etl.operators.keyed.deduplicate_within import DeduplicateWithinOperator
+from etl.operators.keyed.timed_process import TimedProcessOperator
 from etl.operators.keyed.windowed import WindowedOperator
 from etl.schema import Schema
 from etl.state import Fragment, StatefulOperator
@@ -37,6 +40,10 @@ PLACE = Location("job.py", 1)
 SCHEMA = Schema.declare(
     {"k": "text", "n": "int8", "d": "numeric(12,2)", "f": "float8", "b": "bool", "at": "timestamptz", "raw": "bytea"}
 )
+
+
+WATERMARK = microseconds_since_1970(dt.datetime(2024, 2, 29, 12, 0, 5, tzinfo=dt.UTC))
+"""Of the rows some are before it, some are not."""
 
 
 def row(key: str | None, number: int | None) -> tuple[Any, ...]:
@@ -80,6 +87,18 @@ def remember(given: dict[str, Any], state: Any) -> Any:
     }
 
 
+def remember_in_time(given: dict[str, Any], state: Any) -> Any:
+    state.total.value = (state.total.value or Decimal(0)) + given["d"]
+    state.timers.set(given["at"] + timedelta(minutes=1))
+    state.timers.set(given["at"] + timedelta(minutes=2))
+    state.clock_timers.set(given["at"] + timedelta(days=1))
+    yield {"k": given["k"], "total": state.total.value}
+
+
+def tell(timer: Timer, state: Any) -> Any:
+    yield {"k": timer.key["k"], "total": state.total.value}
+
+
 AGGREGATES: dict[str, Any] = {
     "rows": pl.len(),
     "count": pl.col("n").count(),
@@ -111,6 +130,20 @@ OPERATORS: dict[str, Stateful] = {
     ),
     "windows": windows(Sliding(timedelta(seconds=6), every=timedelta(seconds=3)), "rows", "total", "first"),
     "sessions": windows(Session(timedelta(seconds=3)), "rows", "mean", "latest"),
+    "within": Deduplicate(PLACE, "golden", ("k", "b"), timedelta(seconds=3), "at"),
+    "timed": Process(
+        PLACE,
+        "golden",
+        ("k",),
+        remember_in_time,
+        {"total": ValueState("numeric(12,2)")},
+        {"k": "text", "total": "numeric(12,2)"},
+        time="at",
+        in_order=True,
+        on_timer=tell,
+        on_clock_timer=tell,
+        ttl=timedelta(hours=1),
+    ),
 }
 
 
@@ -123,10 +156,13 @@ def operator(name: str) -> StatefulOperator:
 
 def feed(running: StatefulOperator, rows: list[tuple[Any, ...]]) -> list[dict[str, Any]]:
     arrow = SCHEMA.to_arrow()
-    if isinstance(running, WindowedOperator):
+    if isinstance(running, WindowedOperator | TimedProcessOperator | DeduplicateWithinOperator):
         rows = [one for one in rows if one[5] is not None]
     columns = [pa.array(values, field.type) for values, field in zip(zip(*rows, strict=True), arrow, strict=True)]
-    return rows_of([*running.process(pa.RecordBatch.from_arrays(columns, schema=arrow)), *running.flush()])
+    emitted = [*running.process(pa.RecordBatch.from_arrays(columns, schema=arrow))]
+    if isinstance(running, TimedProcessOperator):
+        emitted += running.advance(WATERMARK)
+    return rows_of([*emitted, *running.flush()])
 
 
 def rows_of(emitted: Iterable[Output]) -> list[dict[str, Any]]:
@@ -158,8 +194,10 @@ def test_stored_chunks_are_read_and_gone_on_from(name: str) -> None:
     for chain in chains.values():
         for fragment in chain:
             restored.restore([fragment])
+    if name == "timed":
+        restored.resume(WATERMARK)
     assert sorted(feed(restored, THIRD), key=str) == sorted(feed(undisturbed, THIRD), key=str)
-    if isinstance(undisturbed, WindowedOperator):
+    if isinstance(undisturbed, WindowedOperator | TimedProcessOperator):
         closed = rows_of(undisturbed.advance(FOREVER))
         assert len(closed) > len(THIRD)
         assert sorted(rows_of(restored.advance(FOREVER)), key=str) == sorted(closed, key=str)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from etl import ConfigurationError, ListState, MapState, ValueState
 from etl.codec import decode_rows, encode_rows
 from etl.errors import InternalError, RecordError, StateError
-from etl.keyed import Process
+from etl.keyed_process import Process
 from etl.operators.keyed.process import ProcessOperator
 from etl.schema import Schema
 from etl.state import Fragment

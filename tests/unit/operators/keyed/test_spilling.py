@@ -11,7 +11,8 @@ import pyarrow as pa
 import pytest
 
 from etl.codec import decode_rows, encode_rows
-from etl.keyed import Aggregate, Deduplicate, ListState, Process, Stateful, StateSpec, ValueState
+from etl.keyed import Aggregate, Deduplicate, Stateful
+from etl.keyed_process import ListState, Process, StateSpec, ValueState
 from etl.operator import Output
 from etl.operators import operator_for
 from etl.operators.keyed.reading import rows_of_state
