@@ -116,28 +116,36 @@ class KeyIndex:
 
     def _find(self, keys: Sequence[pa.Array], hashes: Hashes) -> Ids:
         found = np.full(len(hashes), _EMPTY, dtype=np.int64)
-        mask = np.uint64(len(self._slots) - 1)
-        slots = (hashes & mask).astype(np.int64)
-        rows = np.arange(len(hashes))
-        while len(rows):
+        slots, rows = self._first_slots(hashes), np.arange(len(hashes))
+        while len(rows) and self._size:
             candidates = self._slots[slots]
-            taken = candidates != _EMPTY
-            rows, slots, candidates = rows[taken], slots[taken], candidates[taken]
-            alike = candidates != _LEFT
-            alike[alike] = self._hashes[candidates[alike]] == hashes[rows[alike]]
-            alike[alike] = self._equal(keys, rows[alike], candidates[alike])
+            # An id below zero is none, and yields the hash of some other key.
+            alike = (self._hashes[candidates] == hashes) & (candidates >= 0)
+            self._compare(keys, rows, candidates, alike)
             found[rows[alike]] = candidates[alike]
-            rows, slots = rows[~alike], (slots[~alike] + 1) & np.int64(mask)
+            others = np.flatnonzero(~alike & (candidates != _EMPTY))
+            rows, hashes, slots = rows[others], hashes[others], self._next_slots(slots[others])
         return found
 
-    def _equal(self, keys: Sequence[pa.Array], rows: npt.NDArray[np.int64], ids: Ids) -> Flags:
-        same = np.ones(len(rows), dtype=np.bool_)
-        if not len(rows):
-            return same
-        chosen = None if len(rows) == len(keys[0]) else pa.array(rows)
+    def _compare(self, keys: Sequence[pa.Array], rows: npt.NDArray[np.int64], ids: Ids, alike: Flags) -> None:
+        """Of rows whose hashes are alike, keep those in ``alike`` whose keys are equal."""
+        chosen = np.flatnonzero(alike)
+        if not len(chosen):
+            return
+        if len(rows) == len(keys[0]) and 2 * len(chosen) > len(rows):
+            # nearly all of them: to compare the others as well is less work than to pick
+            for column, values in zip(self._columns, keys, strict=True):
+                alike &= column.equal(ids, values)
+            return
+        picked = pa.array(rows[chosen])
         for column, values in zip(self._columns, keys, strict=True):
-            same &= column.equal(ids, values if chosen is None else values.take(chosen))
-        return same
+            alike[chosen] &= column.equal(ids[chosen], values.take(picked))
+
+    def _first_slots(self, hashes: Hashes) -> Ids:
+        return (hashes & np.uint64(len(self._slots) - 1)).astype(np.int64)
+
+    def _next_slots(self, slots: Ids) -> Ids:
+        return (slots + 1) & (len(self._slots) - 1)
 
     def _append(self, keys: Sequence[pa.Array], hashes: Hashes) -> Ids:
         ids = self._fresh_ids(len(hashes))
@@ -145,7 +153,7 @@ class KeyIndex:
             column.reserve(self._size)
             column.put(ids, values)
         if self._size > len(self._hashes):
-            grown = np.zeros(max(self._size, 2 * len(self._hashes)), dtype=np.uint64)
+            grown = np.zeros(max(self._size, 2 * len(self._hashes), _SLOTS_MIN), dtype=np.uint64)
             grown[: len(self._hashes)] = self._hashes
             self._hashes = grown
         self._hashes[ids] = hashes
@@ -169,21 +177,19 @@ class KeyIndex:
 
     def _slots_of(self, ids: Ids) -> Ids:
         """Where these ids, which are all there, have their slots."""
-        mask = np.int64(len(self._slots) - 1)
-        slots = (self._hashes[ids] & np.uint64(mask)).astype(np.int64)
+        slots = self._first_slots(self._hashes[ids])
         while True:
             elsewhere = self._slots[slots] != ids
             if not elsewhere.any():
                 return slots
-            slots[elsewhere] = (slots[elsewhere] + 1) & mask
+            slots[elsewhere] = self._next_slots(slots[elsewhere])
 
     def _claim_slots(self, ids: Ids) -> None:
         """Each id takes the first free slot from its hash on; where two want the same one, one of them goes on."""
-        mask = np.int64(len(self._slots) - 1)
-        slots = (self._hashes[ids] & np.uint64(mask)).astype(np.int64)
+        slots = self._first_slots(self._hashes[ids])
         self._slots_used += len(ids)
         while len(ids):
             free = self._slots[slots] == _EMPTY
             self._slots[slots[free]] = ids[free]
             homeless = self._slots[slots] != ids
-            ids, slots = ids[homeless], (slots[homeless] + 1) & mask
+            ids, slots = ids[homeless], self._next_slots(slots[homeless])
