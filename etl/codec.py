@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import hashlib
 import io
+from collections.abc import Sequence
+from itertools import accumulate
 
 import pyarrow as pa
 
@@ -40,19 +42,41 @@ def decode_rows(content: bytes) -> pa.RecordBatch:
     Raises:
         StateError: The bytes are no chunk, or one of a newer version; the message says which, not whose it is.
     """
+    (rows,) = decode_all([content])
+    return rows
+
+
+def decode_all(contents: Sequence[bytes]) -> list[pa.RecordBatch]:
+    """The rows of some chunks, decompressed together: to begin takes longer than to decompress a small one.
+
+    Raises:
+        StateError: One of them is no chunk, or one of a newer version; the message does not say which one.
+    """
+    sizes = [_stream_bytes(content) for content in contents]
+    try:
+        # Frames of zstd one behind the other are a frame.
+        frames = b"".join(memoryview(content)[_HEADER_BYTES:] for content in contents)
+        streams = pa.decompress(frames, decompressed_size=sum(sizes), codec="zstd")
+        ends = accumulate(sizes)
+        return [_rows_of_stream(streams.slice(end - size, size)) for size, end in zip(sizes, ends, strict=True)]
+    except (pa.ArrowException, OSError, StopIteration, OverflowError, ValueError) as error:
+        raise StateError(f"it cannot be decoded: {error}") from error
+
+
+def _stream_bytes(content: bytes) -> int:
+    """What the header says of the length of the stream."""
     if content[:4] != _MAGIC:
         raise StateError("it does not begin like a chunk of state")
     if len(content) < _HEADER_BYTES:
         raise StateError("it ends within its header")
     if content[4] != FORMAT:
         raise StateError(f"its format is {content[4]}, this version of etl reads up to {FORMAT}: install a newer one")
-    size = int.from_bytes(content[5:_HEADER_BYTES], "little")
-    try:
-        stream = pa.decompress(content[_HEADER_BYTES:], decompressed_size=size, codec="zstd")
-        with pa.ipc.open_stream(stream) as reader:
-            return reader.read_next_batch()
-    except (pa.ArrowException, OSError, StopIteration, OverflowError, ValueError) as error:
-        raise StateError(f"it cannot be decoded: {error}") from error
+    return int.from_bytes(content[5:_HEADER_BYTES], "little")
+
+
+def _rows_of_stream(stream: pa.Buffer) -> pa.RecordBatch:
+    with pa.ipc.open_stream(stream) as reader:
+        return reader.read_next_batch()
 
 
 def digest(*parts: str | int | bytes) -> bytes:

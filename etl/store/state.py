@@ -6,19 +6,23 @@ Which chunks belong together is told in :mod:`etl.state`.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import LiteralString, Protocol
+from typing import LiteralString, NamedTuple, Protocol
 
+import pyarrow as pa
 from msgspec import ValidationError, convert
 
-from etl.codec import decode_rows, digest
+from etl.codec import decode_all, decode_rows, digest
 from etl.errors import StateError
 from etl.state import Fragment, StateChunk
 from etl.store.database import Connection, StoreConnection
 from etl.store.lease import Lease
 
 CURE = "rows were deleted or changed by hand; nothing was read: put them back, from a backup of the store"
+
+_DECODED_TOGETHER = 16
+"""Chunks that are decompressed in one go."""
 
 _COPY: LiteralString = (
     "COPY etl.state (job_id, incarnation, uid, key_group, checkpoint_id, sequence, rows, content, digest)"
@@ -134,19 +138,19 @@ def restore(
     Raises:
         StateError: A chunk is missing or not the one that was written; names operator, key group and checkpoint.
     """
-    found: dict[str, list[Fragment]] = {uid: [] for uid in states}
     if not states:
-        return found
+        return {}
+    found: dict[str, list[_Stored]] = {uid: [] for uid in states}
     for uid, key_group, sequence, rows, content, stored_digest, checkpoint_id in connection.execute(
-        _CHAINS, _parameters(key, states)
+        _CHAINS, _parameters(key, states), binary=True
     ):
         chunk = StateChunk(uid, key_group, sequence, rows, content, hashlib.sha256(content).digest())
         chain = found[uid]
         _require_unchanged(key, chunk, checkpoint_id, stored_digest)
-        _require_next(chunk, checkpoint_id, chain[-1] if chain else None)
-        chain.append(_fragment(chunk, checkpoint_id))
+        _require_next(chunk, checkpoint_id, chain[-1].chunk if chain else None)
+        chain.append(_Stored(chunk, checkpoint_id))
     _require_counted(key, states, {uid: len(chain) for uid, chain in found.items()})
-    return found
+    return {uid: list(_fragments(stored)) for uid, stored in found.items()}
 
 
 def copy(
@@ -204,18 +208,33 @@ def _require_counted(key: CheckpointKey, states: Mapping[str, OperatorState], fo
             )
 
 
-def _require_next(chunk: StateChunk, checkpoint_id: int, before: Fragment | None) -> None:
+class _Stored(NamedTuple):
+    chunk: StateChunk
+    checkpoint_id: int
+
+
+def _require_next(chunk: StateChunk, checkpoint_id: int, before: StateChunk | None) -> None:
     is_same = before is not None and before.key_group == chunk.key_group
     if chunk.sequence != (before.sequence + 1 if before is not None and is_same else 0):
         raise StateError(f"{_place(chunk, checkpoint_id)}, does not follow the one before it: {CURE}")
 
 
-def _fragment(chunk: StateChunk, checkpoint_id: int) -> Fragment:
+def _fragments(stored: Sequence[_Stored]) -> Iterator[Fragment]:
+    for first in range(0, len(stored), _DECODED_TOGETHER):
+        some = stored[first : first + _DECODED_TOGETHER]
+        try:
+            decoded = decode_all([one.chunk.content for one in some])
+        except StateError:
+            decoded = [_decoded(one) for one in some]  # one by one: the error names the chunk
+        for (chunk, _), rows in zip(some, decoded, strict=True):
+            yield Fragment(chunk.key_group, chunk.sequence, rows)
+
+
+def _decoded(stored: _Stored) -> pa.RecordBatch:
     try:
-        rows = decode_rows(chunk.content)
+        return decode_rows(stored.chunk.content)
     except StateError as error:
-        raise StateError(f"{_place(chunk, checkpoint_id)}: {error}") from error
-    return Fragment(chunk.key_group, chunk.sequence, rows)
+        raise StateError(f"{_place(*stored)}: {error}") from error
 
 
 def _place(chunk: StateChunk, checkpoint_id: int) -> str:

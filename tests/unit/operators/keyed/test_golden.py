@@ -17,7 +17,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
-from etl.codec import FORMAT, decode_rows, digest, encode_rows
+from etl.codec import FORMAT, decode_all, decode_rows, digest, encode_rows
 from etl.errors import StateError
 from etl.event_time import FOREVER, microseconds_since_1970
 from etl.key_group import groups_of_hashes, hash_keys
@@ -232,6 +232,14 @@ def test_bytes_that_are_no_chunk_are_refused() -> None:
     for size in (b"\xff" * 8, bytes(8), b"\x01" + bytes(7)):
         with pytest.raises(StateError, match="it cannot be decoded"):
             decode_rows(content[:5] + size + content[13:])
+
+
+def test_chunks_are_decoded_together_as_they_are_one_by_one() -> None:
+    contents = [encode_rows(pa.record_batch({"x": list(range(rows))})) for rows in (3, 1, 500, 2)]
+    assert decode_all(contents) == [decode_rows(content) for content in contents]
+    assert decode_all([]) == []
+    with pytest.raises(StateError, match="it cannot be decoded"):
+        decode_all([*contents, contents[2][:-1]])
 
 
 def test_digest_tells_borders_of_parts() -> None:
