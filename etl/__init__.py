@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from etl.graph import JobGraph
     from etl.job import Job, KeyedStream, ResultStream, Stream, WindowedStream
     from etl.keyed import Emission
-    from etl.keyed_process import ListState, MapState, Timer, ValueState
+    from etl.keyed_process import ListState, MapState, Timer, Upcaster, ValueState
     from etl.policy import CheckpointPolicy, RestartPolicy
     from etl.sink import CheckpointMode
     from etl.window import Session, Sliding, Tumbling
@@ -60,6 +60,7 @@ __all__ = [
     "Timer",
     "TransientError",
     "Tumbling",
+    "Upcaster",
     "ValueState",
     "WindowedStream",
 ]
@@ -83,6 +84,7 @@ _HOMES = {
     "Stream": "etl.job",
     "Timer": "etl.keyed_process",
     "Tumbling": "etl.window",
+    "Upcaster": "etl.keyed_process",
     "ValueState": "etl.keyed_process",
     "WindowedStream": "etl.job",
 }

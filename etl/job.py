@@ -23,7 +23,7 @@ from etl.keyed import (
     Emission,
     Stateful,
 )
-from etl.keyed_process import KeyFunction, Process, StateSpec, TimerFunction
+from etl.keyed_process import KeyFunction, Process, StateSpec, TimerFunction, Upcaster
 from etl.lazy import LazyModule
 from etl.operator import LATE, LATE_RIGHT
 from etl.policy import CheckpointPolicy, RestartPolicy
@@ -476,6 +476,8 @@ class KeyedStream:
         function: KeyFunction,
         *,
         state: Mapping[str, StateSpec],
+        upcast: Sequence[Upcaster] = (),
+        forget: Sequence[str] = (),
         schema: Mapping[str, str] | None = None,
         time: str | None = None,
         in_order: bool = False,
@@ -502,7 +504,10 @@ class KeyedStream:
             function: From a row and the state of its key to rows with exactly the declared columns; may be a generator
                 function, and may return None for no row. The rows of a key come in their order.
             state: By the name of the attribute: :class:`ValueState`, :class:`ListState` or :class:`MapState`. A key of
-                which all states are empty is forgotten.
+                which all states are empty is forgotten. One that is new begins empty.
+            upcast: What becomes of state that was stored in former shapes, one for each: needed where the type of a
+                state has changed. Without timers and ttl only.
+            forget: Names of former states that are given up on purpose.
             schema: Columns and types of the rows; the input's when left out.
             time: The column of event time; needed by ``in_order`` and ``on_timer``, and measure of ``ttl``.
             in_order: The rows of a key come in the order of their times, as soon as the watermark has passed them, with
@@ -528,6 +533,8 @@ class KeyedStream:
             on_timer,
             on_clock_timer,
             ttl,
+            tuple(upcast),
+            tuple(forget),
             deterministic=deterministic,
             parallelism=parallelism,
             keys_in_memory=keys_in_memory,

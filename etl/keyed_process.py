@@ -60,6 +60,25 @@ class MapState:
 
 StateSpec = ValueState | ListState | MapState
 
+
+@dataclass(frozen=True, slots=True)
+class Upcaster:
+    """How state that was stored in a former shape becomes state in the present one.
+
+    It is needed until a checkpoint has been completed with it, and for as long as one may go back to a savepoint in the
+    former shape.
+
+    Attributes:
+        state: The former shape, as it was declared then.
+        function: From the former values of a key to the present ones, by the names of the states; those it leaves out
+            are empty. It gets and returns None, a value, a list or a dictionary, must depend on nothing else, and is
+            called when the state is read, for each row that was stored of a key.
+    """
+
+    state: Mapping[str, StateSpec]
+    function: Callable[[dict[str, Any]], Mapping[str, Any]]
+
+
 KeyFunction = Callable[[Row, Any], "Iterable[Mapping[str, Any]] | None"]
 """From a row and the state of its key to rows."""
 
@@ -100,6 +119,8 @@ class Process(Stateful):
         on_clock_timer: Called with timers of the clock.
         ttl: A key that was not written for so long is forgotten: in event time where ``time`` is given, else by the
             clock.
+        upcasters: What becomes of state in former shapes.
+        forgotten: Names of former states that are given up.
     """
 
     kind = "process"
@@ -112,6 +133,8 @@ class Process(Stateful):
     on_timer: TimerFunction | None = None
     on_clock_timer: TimerFunction | None = None
     ttl: timedelta | None = None
+    upcasters: Sequence[Upcaster] = ()
+    forgotten: Sequence[str] = ()
 
     @property
     def goes_by_time(self) -> bool:
@@ -143,7 +166,7 @@ class Process(Stateful):
 
     def output_schema(self, inputs: Sequence[Schema]) -> Schema:
         """The declared columns, or the input's."""
-        findings = list(self._findings())
+        findings = [*self._findings(), *self._evolution_findings()]
         if findings:
             raise ConfigurationError.from_findings(str(self), findings)
         for find in (lambda: self.key_fields(inputs[0]), self.state_types):
@@ -161,9 +184,13 @@ class Process(Stateful):
         Raises:
             ConfigurationError: Lists every state that cannot be kept.
         """
+        return self.types_of(self.states)
+
+    def types_of(self, states: Mapping[str, StateSpec]) -> dict[str, tuple[PostgresType, ...]]:
+        """The same of states that are declared elsewhere."""
         findings: list[Finding] = []
         types: dict[str, tuple[PostgresType, ...]] = {}
-        for name, spec in self.states.items():
+        for name, spec in states.items():
             texts = (spec.key, spec.value) if isinstance(spec, MapState) else (spec.type,)
             try:
                 types[name] = tuple(PostgresType.parse(text) for text in texts)
@@ -185,6 +212,9 @@ class Process(Stateful):
             yield self.finding("it declares no state", 'add state={"last": ValueState("int8")}, or use flat_map')
             return
         yield from self._time_findings()
+        yield from self._states_findings(states)
+
+    def _states_findings(self, states: Mapping[str, object]) -> Iterable[Finding]:
         for name, spec in states.items():
             if not str(name).isidentifier() or str(name).startswith("_") or iskeyword(str(name)):
                 yield self.finding(f"state {name!r} is no name of an attribute", "choose another name")
@@ -194,6 +224,28 @@ class Process(Stateful):
             ):
                 cure = 'give ValueState("int8"), ListState("int8") or MapState("text", "int8")'
                 yield self.finding(f'state "{name}" is {spec!r}', cure)
+
+    def _evolution_findings(self) -> Iterable[Finding]:
+        if self.goes_by_time and (self.upcasters or self.forgotten):
+            cure = "give the changed operator a new uid, and the old one to Job(…, forget=[…])"
+            yield self.finding("upcast or forget is given, and state that goes by time keeps its shape", cure)
+        for name in self.forgotten:
+            if name in self.states:
+                yield self.finding(f'it is to forget state "{name}", which it has', "remove one of the two")
+        for one in self.upcasters:
+            upcaster: object = one
+            if not isinstance(upcaster, Upcaster) or not callable(upcaster.function):
+                yield self.finding(f"{upcaster!r} is no Upcaster", "give upcast=[Upcaster({…}, function)]")
+                continue
+            findings = list(self._states_findings(upcaster.state))
+            try:
+                self.types_of({} if findings else upcaster.state)
+            except ConfigurationError as error:
+                findings += error.findings
+            yield from findings
+        shapes = [dict(one.state) for one in self.upcasters if isinstance(one, Upcaster)]
+        if any(shapes.count(shape) > 1 for shape in shapes):
+            yield self.finding("two upcasters are for one shape", "give one for each")
 
     def _time_findings(self) -> Iterable[Finding]:
         for name, handle in _HANDLES.items():

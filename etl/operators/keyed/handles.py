@@ -81,17 +81,27 @@ class PythonColumn(StateColumn):
 
     def put(self, ids: Ids, values: pa.Array) -> None:
         """See :meth:`StateColumn.put`."""
-        for id_, value in zip(ids.tolist(), self._objects(values), strict=True):
+        for id_, value in zip(ids.tolist(), self.objects(values), strict=True):
             self.values[id_] = value
 
     def take(self, ids: Ids) -> pa.Array:
         """See :meth:`StateColumn.take`."""
-        return self._array([self.values[id_] for id_ in ids.tolist()])
+        return self.array([self.values[id_] for id_ in ids.tolist()])
 
     @abstractmethod
-    def _array(self, values: Sequence[Any]) -> pa.Array: ...
+    def array(self, values: Sequence[Any]) -> pa.Array:
+        """Objects as they are stored."""
 
-    def _objects(self, values: pa.Array) -> Sequence[Any]:
+    def kept(self, value: Any) -> Any:
+        """The object that is kept of a value, a list or a dictionary that a function gives; None where it is empty.
+
+        Raises:
+            RecordError: See :meth:`Held.kept`.
+        """
+        return value
+
+    def objects(self, values: pa.Array) -> Sequence[Any]:
+        """Objects from what was stored."""
         # polars and not pyarrow: times and zones come out as rows have them
         return cast(pl.Series, pl.from_arrow(values)).to_list()
 
@@ -103,8 +113,13 @@ class ValueColumn(PythonColumn):
         super().__init__(held.type.arrow, held.type.name)
         self.held = held
 
-    def _array(self, values: Sequence[Any]) -> pa.Array:
+    def array(self, values: Sequence[Any]) -> pa.Array:
+        """See :meth:`PythonColumn.array`."""
         return self.held.array(values)
+
+    def kept(self, value: Any) -> Any:
+        """See :meth:`PythonColumn.kept`."""
+        return self.held.kept(value)
 
 
 class ListColumn(PythonColumn):
@@ -114,12 +129,19 @@ class ListColumn(PythonColumn):
         super().__init__(pa.list_(held.type.arrow), f"list of {held.type}")
         self.held = held
 
-    def _array(self, values: Sequence[list[Any] | None]) -> pa.Array:
+    def array(self, values: Sequence[list[Any] | None]) -> pa.Array:
+        """See :meth:`PythonColumn.array`."""
         elements = self.held.array([element for value in values for element in value or ()])
         valid = [value is not None for value in values]
         return pa.ListArray.from_arrays(
             offsets_of(values), elements, mask=pa.array([not one for one in valid], pa.bool_())
         )
+
+    def kept(self, value: Any) -> Any:
+        """See :meth:`PythonColumn.kept`."""
+        if not isinstance(value, list | tuple | None):
+            raise RecordError(f'state "{self.held.name}": {type(value).__name__} is no list')
+        return [self.held.kept(element) for element in value or ()] or None
 
 
 class MapColumn(PythonColumn):
@@ -131,7 +153,8 @@ class MapColumn(PythonColumn):
         self.held_key = held_key
         self.held = held
 
-    def _array(self, values: Sequence[dict[Any, Any] | None]) -> pa.Array:
+    def array(self, values: Sequence[dict[Any, Any] | None]) -> pa.Array:
+        """See :meth:`PythonColumn.array`."""
         entries = [entry for value in values for entry in (value or {}).items()]
         keys = self.held_key.array([key for key, _ in entries])
         items = self.held.array([item for _, item in entries])
@@ -139,9 +162,27 @@ class MapColumn(PythonColumn):
         mask = pa.array([value is None for value in values], pa.bool_())
         return pa.ListArray.from_arrays(offsets_of(values), pairs, type=self.arrow, mask=mask)
 
-    def _objects(self, values: pa.Array) -> Sequence[Any]:
-        found = super()._objects(values)
+    def objects(self, values: pa.Array) -> Sequence[Any]:
+        """See :meth:`PythonColumn.objects`."""
+        found = super().objects(values)
         return [None if one is None else {pair["key"]: pair["value"] for pair in one} for one in found]
+
+    def kept(self, value: Any) -> Any:
+        """See :meth:`PythonColumn.kept`."""
+        if not isinstance(value, Mapping | None):
+            raise RecordError(f'state "{self.held.name}": {type(value).__name__} is no dictionary')
+        return {self.kept_key(key): self.held.kept(item) for key, item in (value or {}).items()} or None
+
+    def kept_key(self, key: Any) -> Any:
+        """The object that is kept of a key of the dictionary.
+
+        Raises:
+            RecordError: It is None or NaN, or see :meth:`Held.kept`.
+        """
+        kept = self.held_key.kept(key)
+        if kept is None or kept != kept:
+            raise RecordError(f'state "{self.held.name}": {kept} is no key')
+        return kept
 
 
 def offsets_of(values: Sequence[Any]) -> pa.Array:
@@ -254,9 +295,7 @@ class MapHandle(Handle, MutableMapping[Any, Any]):
         return self._entries()[key]
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        key = self.column.held_key.kept(key)
-        if key is None or key != key:
-            raise RecordError(f'state "{self.column.held.name}": {key} is no key')
+        key = self.column.kept_key(key)
         value = self.column.held.kept(value)
         entries = self.column.values[self._cursor.id]
         if entries is None:

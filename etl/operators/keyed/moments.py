@@ -71,10 +71,12 @@ class MomentColumn(PythonColumn):
 
     values: list[int | None]
 
-    def _array(self, values: Sequence[Any]) -> pa.Array:
+    def array(self, values: Sequence[Any]) -> pa.Array:
+        """See :meth:`PythonColumn.array`."""
         return pa.array(values, pa.int64()).cast(self.arrow)
 
-    def _objects(self, values: pa.Array) -> Sequence[Any]:
+    def objects(self, values: pa.Array) -> Sequence[Any]:
+        """See :meth:`PythonColumn.objects`."""
         objects: list[Any] = values.cast(pa.int64()).to_pylist()
         return objects
 
@@ -87,13 +89,15 @@ class MomentsColumn(PythonColumn):
     def __init__(self, arrow: pa.DataType, declared: str) -> None:
         super().__init__(pa.list_(arrow), declared)
 
-    def _array(self, values: Sequence[Any]) -> pa.Array:
+    def array(self, values: Sequence[Any]) -> pa.Array:
+        """See :meth:`PythonColumn.array`."""
         moments = pa.array([moment for value in values for moment in sorted(value or ())], pa.int64())
         mask = pa.array([value is None for value in values], pa.bool_())
         elements = moments.cast(self.arrow.value_type)
         return pa.ListArray.from_arrays(offsets_of(values), elements, type=self.arrow, mask=mask)
 
-    def _objects(self, values: pa.Array) -> Sequence[Any]:
+    def objects(self, values: pa.Array) -> Sequence[Any]:
+        """See :meth:`PythonColumn.objects`."""
         found = values.cast(pa.list_(pa.int64())).to_pylist()
         return [None if one is None else set(one) for one in found]
 

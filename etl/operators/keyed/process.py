@@ -14,6 +14,7 @@ from etl.keyed_process import Process
 from etl.operators.calling import RAISED, failure, name_of
 from etl.operators.exact import RowShape, batch_of_values, placed, rows_of
 from etl.operators.keyed.columns import Ids, StateColumn
+from etl.operators.keyed.evolution import Evolution
 from etl.operators.keyed.grouping import first_rows, key_arrays, key_frame
 from etl.operators.keyed.handles import Cursor, Handle, KeyStates, handle_for, undeclared
 from etl.operators.keyed.key_index import NOT_FOUND
@@ -63,7 +64,8 @@ class ProcessOperator(StatefulOperator):
         self._changed: list[int] = []
         self._columns = {name: handle.column for name, handle in handles.items()}
         key_types = {field.name: field.type.arrow for field in self._keys}
-        self._state = state_of(transformation, key_types, {**self._columns, **apart})
+        evolution = Evolution(transformation, {name: declared[name].column for name in transformation.states})
+        self._state = state_of(transformation, key_types, {**self._columns, **apart}, evolution)
         self._function: Callable[..., Any] = transformation.function
 
     def process(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from etl.keyed import Stateful
 from etl.operators.keyed.columns import Ids, StateColumn
+from etl.operators.keyed.evolution import Evolution
 from etl.operators.keyed.key_index import Numbered
 from etl.operators.keyed.spill import SpilledRows
 from etl.operators.keyed.state import KeyedState
@@ -20,12 +21,15 @@ _KEPT_SHARE = 0.75
 
 
 def state_of(
-    transformation: Stateful, keys: Mapping[str, pa.DataType], columns: Mapping[str, StateColumn]
+    transformation: Stateful,
+    keys: Mapping[str, pa.DataType],
+    columns: Mapping[str, StateColumn],
+    evolution: Evolution | None = None,
 ) -> KeyedState:
     """The state of an operator, within the bound that was declared."""
     if transformation.keys_in_memory is None:
-        return KeyedState(transformation.uid, keys, columns)
-    return SpillingState(transformation.uid, keys, columns, transformation.keys_in_memory)
+        return KeyedState(transformation.uid, keys, columns, evolution=evolution)
+    return SpillingState(transformation.uid, keys, columns, transformation.keys_in_memory, evolution)
 
 
 class SpillingState(KeyedState):
@@ -39,12 +43,18 @@ class SpillingState(KeyedState):
         keys: See there.
         columns: See there.
         keys_in_memory: How many keys stay in memory at a cut.
+        evolution: See :class:`KeyedState`.
     """
 
     def __init__(
-        self, uid: str, keys: Mapping[str, pa.DataType], columns: Mapping[str, StateColumn], keys_in_memory: int
+        self,
+        uid: str,
+        keys: Mapping[str, pa.DataType],
+        columns: Mapping[str, StateColumn],
+        keys_in_memory: int,
+        evolution: Evolution | None = None,
     ) -> None:
-        super().__init__(uid, keys, columns)
+        super().__init__(uid, keys, columns, evolution=evolution)
         self._keys_in_memory = keys_in_memory
         self._spilled = SpilledRows(pa.schema(self.fields()))
         self._cuts = 0

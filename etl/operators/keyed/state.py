@@ -11,6 +11,8 @@ import pyarrow as pa
 from etl.errors import StateError
 from etl.key_group import KEY_GROUPS, groups_of_hashes
 from etl.operators.keyed.columns import Flags, Ids, StateColumn
+from etl.operators.keyed.evolution import CURE as EVOLUTION_CURE
+from etl.operators.keyed.evolution import Evolution
 from etl.operators.keyed.table import DECLARED, KEY_PREFIX, STATE_PREFIX, KeyedTable
 from etl.state import Fragment, StateCut, StateSummary
 
@@ -36,10 +38,13 @@ class KeyedTables:
         uid: The operator.
         tables: By name. All are grouped by the same columns of the key; those with a name have more of them behind,
             which are never NULL.
+        evolution: What becomes of rows in former shapes; None where there is but the present one.
     """
 
-    def __init__(self, uid: str, tables: Mapping[str, KeyedTable]) -> None:
+    def __init__(self, uid: str, tables: Mapping[str, KeyedTable], evolution: Evolution | None = None) -> None:
         self._uid = uid
+        self._evolution = evolution
+        self._to_rewrite: Flags = np.zeros(KEY_GROUPS, dtype=np.bool_)
         self._tables = list(tables.values())
         self._chains = _Chains()
         fields: dict[str, pa.Field] = {REMOVED: pa.field(REMOVED, pa.bool_())}
@@ -56,20 +61,31 @@ class KeyedTables:
 
     def restore(self, fragments: Sequence[Fragment]) -> None:
         """See :meth:`etl.state.StatefulOperator.restore`."""
-        for fragment in fragments:
-            if not fragment.rows.schema.equals(self._schema, check_metadata=True):
-                raise StateError(
-                    f'state of operator "{self._uid}" has columns {_shown(fragment.rows.schema)}, and the job\'s'
-                    f" operator keeps {_shown(self._schema)}; give the changed operator a new uid, and the old one to"
-                    f' Job(…, forget=["{self._uid}"])'
-                )
+        present = [self._in_present_shape(fragment) for fragment in fragments]
         # All at once: no key is in two key groups, and a step for each of many small fragments is what takes time.
-        for rows in pa.Table.from_batches([one.rows for one in fragments], self._schema).combine_chunks().to_batches():
+        for rows in pa.Table.from_batches(present, self._schema).combine_chunks().to_batches():
             for table, places, mark in zip(self._tables, self._places, self._marks, strict=True):
                 some = self._rows_of_table(rows, mark)
                 table.take_in(np.asarray(some.column(0)), [some.column(place) for place in places])
         for fragment in fragments:
-            self._chains.restored(fragment)
+            if not self._to_rewrite[fragment.key_group]:
+                self._chains.restored(fragment)
+
+    def _in_present_shape(self, fragment: Fragment) -> pa.RecordBatch:
+        """The rows; those of a former shape are changed, and their key group is written anew with the next cut."""
+        rows = fragment.rows
+        if rows.schema.equals(self._schema, check_metadata=True):
+            return rows
+        adapted = None if self._evolution is None else self._evolution.adapted(rows, self._schema)
+        if adapted is None:
+            cure = "" if self._evolution is None else f"{EVOLUTION_CURE}; or "
+            raise StateError(
+                f'state of operator "{self._uid}" has columns {_shown(rows.schema)}, and the job\'s operator keeps'
+                f" {_shown(self._schema)}; {cure}give the changed operator a new uid, and the old one to"
+                f' Job(…, forget=["{self._uid}"])'
+            )
+        self._to_rewrite[fragment.key_group] = True
+        return adapted
 
     def _rows_of_table(self, rows: pa.RecordBatch, mark: int | None) -> pa.RecordBatch:
         if len(self._tables) == 1:
@@ -97,6 +113,8 @@ class KeyedTables:
         changed = [table.take_changed() for table in self._tables]
         groups = [groups_of_hashes(table.hashes(ids)) for table, ids in zip(self._tables, changed, strict=True)]
         changes = np.bincount(np.concatenate(groups), minlength=KEY_GROUPS)
+        changes[self._to_rewrite] += 1
+        self._to_rewrite[:] = False
         if not changes.any():
             return ()
         is_full = self._chains.next_is_full(changes)
@@ -150,6 +168,7 @@ class KeyedState(KeyedTable):
         keys: See :class:`~etl.operators.keyed.table.KeyedTable`.
         columns: See there.
         grouped_by: See there.
+        evolution: See :class:`KeyedTables`.
     """
 
     def __init__(
@@ -158,9 +177,10 @@ class KeyedState(KeyedTable):
         keys: Mapping[str, pa.DataType],
         columns: Mapping[str, StateColumn],
         grouped_by: int | None = None,
+        evolution: Evolution | None = None,
     ) -> None:
         super().__init__(keys, columns, grouped_by)
-        self._stored_as = KeyedTables(uid, {"": self})
+        self._stored_as = KeyedTables(uid, {"": self}, evolution)
 
     def restore(self, fragments: Sequence[Fragment]) -> None:
         """See :meth:`etl.state.StatefulOperator.restore`."""

@@ -145,7 +145,7 @@ class KeyedTable:
             pa.field(KEY_PREFIX + (key if number < self.grouped_by else own + key), arrow)
             for number, (key, arrow) in enumerate(self._keys.items())
         ]
-        return keys + [_state_field(own + column, of_state) for column, of_state in self._columns.items()]
+        return keys + [state_field(own + column, of_state) for column, of_state in self._columns.items()]
 
     def rows(self, ids: Ids) -> pa.RecordBatch:
         """Keys and state of ids, in the columns of :meth:`fields`."""
@@ -189,7 +189,8 @@ class KeyedTable:
         self._index.remove(ids)
 
 
-def _state_field(name: str, column: StateColumn) -> pa.Field:
+def state_field(name: str, column: StateColumn) -> pa.Field:
+    """A column of state as it is stored."""
     return pa.field(
         STATE_PREFIX + name, column.arrow, metadata={DECLARED: column.declared} if column.declared else None
     )
