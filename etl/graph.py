@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from etl.errors import ConfigurationError, Finding
 from etl.event_time import EventTime
-from etl.joins import Join
+from etl.joins import Join, LookupJoin
 from etl.keyed import Aggregate, Deduplicate, Stateful
 from etl.schema import Schema
 from etl.sink import Sink
@@ -107,6 +107,12 @@ class JobGraph:
     def operators(self) -> tuple[OperatorNode, ...]:
         """Transformations that keep state, in the order of declaration."""
         return tuple(node for node in self.nodes if isinstance(node, OperatorNode))
+
+    @property
+    def lookups(self) -> tuple[LookupJoin, ...]:
+        """Lookups in the order of declaration."""
+        found = (node.transformation for node in self.nodes if isinstance(node, TransformationNode))
+        return tuple(one for one in found if isinstance(one, LookupJoin))
 
     def node(self, node_id: str) -> Node:
         """The node with this id.
@@ -242,7 +248,10 @@ class _Builder:
 
     def _transformation(self, declared: DeclaredTransformation) -> TransformationNode | None:
         transformation = declared.transformation
-        node_id = transformation.uid if isinstance(transformation, Stateful) else self._fresh_id(transformation.kind)
+        if isinstance(transformation, Stateful | LookupJoin):
+            node_id = transformation.uid
+        else:
+            node_id = self._fresh_id(transformation.kind)
         inputs = [self._built[index] for index in declared.inputs if index in self._built]
         if len(inputs) < len(declared.inputs):
             return None
@@ -378,8 +387,8 @@ def named(declarations: Sequence[Declaration]) -> Iterable[tuple[str, str, Locat
     """Role, uid and place of everything whose positions, state or commits are stored."""
     for declaration in declarations:
         match declaration:
-            case DeclaredTransformation(transformation=Stateful() as stateful):
-                yield stateful.kind, stateful.uid, stateful.location
+            case DeclaredTransformation(transformation=Stateful() | LookupJoin() as named):
+                yield named.kind, named.uid, named.location
             case DeclaredSource():
                 yield "source", declaration.uid, declaration.location
             case DeclaredSink():

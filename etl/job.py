@@ -15,7 +15,7 @@ from etl.accumulator import Accumulator, ExpressionAccumulator
 from etl.errors import ConfigurationError, Finding
 from etl.event_time import EventTime
 from etl.graph import Declaration, DeclaredSink, DeclaredSource, DeclaredTransformation, JobGraph, build_graph, named
-from etl.joins import AsOfJoin, IntervalJoin, Join, JoinKind
+from etl.joins import AsOfJoin, IntervalJoin, Join, JoinKind, LookupJoin
 from etl.keyed import (
     PARALLELISM_MAX,
     Aggregate,
@@ -25,6 +25,7 @@ from etl.keyed import (
 )
 from etl.keyed_process import KeyFunction, Process, StateSpec, TimerFunction, Upcaster
 from etl.lazy import LazyModule
+from etl.lookup import Lookup
 from etl.operator import LATE, LATE_RIGHT
 from etl.policy import CheckpointPolicy, RestartPolicy
 from etl.schedule import schedule_problem
@@ -342,6 +343,54 @@ class Stream:
             Location.of_caller(), uid, columns, ttl, time, parallelism=parallelism, keys_in_memory=keys_in_memory
         )
         return self._results(transformation)
+
+    def lookup_join(
+        self,
+        uid: str,
+        lookup: Lookup,
+        *,
+        on: Sequence[str] | str,
+        how: JoinKind | str = JoinKind.LEFT,
+        suffix: str = "_right",
+        cache_rows: int = 100_000,
+        cache_ttl: timedelta = timedelta(minutes=10),
+    ) -> Stream:
+        """Each row with the row of its key in a table, as that is when it is asked for.
+
+        ::
+
+            customers = PostgresLookup("customers", key="id", columns={"id": "int8", "name": "text"})
+            orders.lookup_join("named", customers, on="customer_id")
+
+        One question is asked for all keys of a batch that are not remembered. Nothing of it is stored, and a replay
+        may find something else: for what was valid at a time see :meth:`KeyedStream.as_of_join`.
+
+        Args:
+            uid: Name of the operator within the job.
+            lookup: The table, e.g. ``PostgresLookup(…)``.
+            on: Columns of the stream that make the key, in the lookup's order. A key with NULL in it is not there.
+            how: ``"left"``: all rows; what is not there is NULL. ``"inner"``: those whose key is there.
+            suffix: Appended to the names of those columns of the table that the stream has too.
+            cache_rows: How many keys are remembered, those that are not there included; the ones that were used last.
+            cache_ttl: For how long a key is remembered at most; zero asks for each batch.
+
+        Returns:
+            All columns of the stream, then those of the table but its key.
+        """
+        # anything else is left as it is: the graph's validation reports it together with all other mistakes
+        keys = tuple(on) if isinstance(on, list | tuple) else (on,)
+        transformation = LookupJoin(
+            Location.of_caller(),
+            uid,
+            lookup,
+            keys,
+            _join_kind(how),
+            suffix,
+            cache_rows,
+            cache_ttl,
+            deterministic=False,
+        )
+        return self._then(transformation)
 
     def write(self, uid: str, sink: Sink) -> None:
         """Write the rows.

@@ -1,6 +1,6 @@
-"""Joins of two streams by key and event time, as inert data; carried out by :mod:`etl.operators.keyed`.
+"""Joins, as inert data: of two streams by key and event time, and of a stream with a table that is asked for its rows.
 
-Rows of both sides wait in state until event time says that nothing can come any more that would join with them.
+Rows of both streams wait in state until event time says that nothing can come any more that would join with them.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from typing import ClassVar
 
 from etl.errors import ConfigurationError, Finding
 from etl.keyed import Stateful
+from etl.lookup import Lookup
 from etl.operator import LATE_RIGHT
 from etl.schema import Field, Schema, name_findings
+from etl.transformation import Transformation
 
 SIDES = ("left", "right")
 """The inputs of a join, in their order."""
@@ -78,7 +80,7 @@ class Join(Stateful):
         if findings:
             raise ConfigurationError.from_findings(str(self), findings)
         added = [Field(self._right_name(field.name, inputs[0]), field.type) for field in self.right_values(inputs[1])]
-        findings += self._name_findings(inputs[0], added)
+        findings += clash_findings(self, inputs[0], added)
         if findings:
             raise ConfigurationError.from_findings(str(self), findings)
         return Schema((*inputs[0], *added))
@@ -131,24 +133,6 @@ class Join(Stateful):
             problem = f'"{self.times[0]}" is {types[0]}, "{self.times[1]}" of the right is {types[1]}'
             yield self.finding(problem, "moments of different types cannot be compared: cast one of them before")
 
-    def _kind_findings(self) -> Iterable[Finding]:
-        how: object = self.how
-        if how not in self.kinds:
-            shown = str(how) if isinstance(how, str) else how
-            yield self.finding(f"how={shown!r} is unknown here", f"choose from {', '.join(self.kinds)}")
-        suffix: object = self.suffix
-        if not isinstance(suffix, str):
-            yield self.finding(f"suffix={suffix!r} is no text", 'e.g. suffix="_right"')
-
-    def _name_findings(self, left: Schema, added: Sequence[Field]) -> Iterable[Finding]:
-        names = [*left.names, *(field.name for field in added)]
-        for name in sorted({name for name in names if names.count(name) > 1}):
-            problem = f'both sides have a column "{name}"'
-            yield self.finding(problem, "give another suffix, or rename one with select(…) before")
-        for field in added:
-            for finding in name_findings(field.name):
-                yield self.finding(f"{finding.subject}: {finding.problem}", finding.cure)
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class IntervalJoin(Join):
@@ -169,7 +153,7 @@ class IntervalJoin(Join):
         return f"left.{left} {_signed(self.lower)} <= right.{right} <= left.{left} {_signed(self.upper)}"
 
     def _own_findings(self) -> Iterable[Finding]:
-        yield from self._kind_findings()
+        yield from _kind_findings(self, self.how, self.kinds, self.suffix)
         bounds = {"lower": self.lower, "upper": self.upper}
         wrong = [name for name, bound in bounds.items() if not _is_a_span(bound)]
         for name in wrong:
@@ -193,7 +177,106 @@ class AsOfJoin(Join):
         return f"the latest right.{self.times[1]} <= left.{self.times[0]}"
 
     def _own_findings(self) -> Iterable[Finding]:
-        return self._kind_findings()
+        return _kind_findings(self, self.how, self.kinds, self.suffix)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LookupJoin(Transformation):
+    """Each row with the row of its key in a table elsewhere, as that is when it is asked for.
+
+    Attributes:
+        uid: Names the operator in messages and sessions; nothing is stored under it.
+        lookup: The table.
+        keys: Columns of the stream that make the key, in the lookup's order.
+        how: ``inner`` or ``left``.
+        suffix: What is appended to names of the lookup that the stream has too.
+        cache_rows: How many keys are remembered.
+        cache_ttl: For how long; zero asks for each batch.
+    """
+
+    kind = "lookup join"
+
+    uid: str
+    lookup: Lookup
+    keys: tuple[str, ...]
+    how: JoinKind
+    suffix: str
+    cache_rows: int
+    cache_ttl: timedelta
+
+    def output_schema(self, inputs: Sequence[Schema]) -> Schema:
+        """The columns of the stream, then those of the table but its key, which is that of the stream."""
+        findings = [*self._argument_findings(), *self._key_findings(inputs[0])]
+        if findings:
+            raise ConfigurationError.from_findings(str(self), findings)
+        added = [
+            Field(f"{field.name}{self.suffix}" if field.name in inputs[0] else field.name, field.type)
+            for field in self.looked_up
+        ]
+        findings += clash_findings(self, inputs[0], added)
+        if findings:
+            raise ConfigurationError.from_findings(str(self), findings)
+        return Schema((*inputs[0], *added))
+
+    @property
+    def looked_up(self) -> tuple[Field, ...]:
+        """The columns of the table that come out, in their order."""
+        return tuple(field for field in self.lookup.schema if field.name not in self.lookup.key)
+
+    def describe(self) -> str:
+        """Kind, keys, table and how long rows are remembered."""
+        by = ", ".join(f"{own} = {key}" for own, key in zip(self.keys, self.lookup.key, strict=False))
+        return f"{self.how} lookup join by {by} in {self.lookup.describe()}, remembered for {self.cache_ttl}"
+
+    def _argument_findings(self) -> Iterable[Finding]:
+        lookup: object = self.lookup
+        if not isinstance(lookup, Lookup):
+            yield self.finding(f"{type(lookup).__name__} is no lookup", 'e.g. PostgresLookup("customers", …)')
+        yield from _kind_findings(self, self.how, AsOfJoin.kinds, self.suffix)
+        if type(self.cache_rows) is not int or self.cache_rows < 1:
+            yield self.finding(f"cache_rows={self.cache_rows!r} is no number of at least 1", "e.g. 100_000")
+        if not _is_a_span(self.cache_ttl) or self.cache_ttl < timedelta(0):
+            problem = f"cache_ttl={self.cache_ttl!r} is no timedelta of at least 0"
+            yield self.finding(problem, "e.g. timedelta(minutes=10)")
+
+    def _key_findings(self, schema: Schema) -> Iterable[Finding]:
+        lookup: object = self.lookup
+        if not isinstance(lookup, Lookup):
+            return
+        if len(self.keys) != len(lookup.key):
+            problem = f"on={list(self.keys)} has {len(self.keys)} column(s), the key of the table {len(lookup.key)}"
+            yield self.finding(problem, f"name one for each of: {', '.join(lookup.key)}")
+            return
+        for own, key in zip(self.keys, lookup.key, strict=True):
+            if own not in schema:
+                yield self.finding(f"column {own!r} of on= is not there", f"choose from: {schema}")
+            elif schema[own] != lookup.schema[key]:
+                problem = f'column "{own}" is {schema[own]}, "{key}" of the table is declared {lookup.schema[key]}'
+                yield self.finding(problem, "bring one of them to the type of the other")
+
+    def __str__(self) -> str:
+        return f'{self.kind} "{self.uid}" at {self.location}'
+
+
+def clash_findings(transformation: Transformation, left: Schema, added: Sequence[Field]) -> Iterable[Finding]:
+    """What is wrong with the names of columns that are added to those of the left."""
+    names = [*left.names, *(field.name for field in added)]
+    for name in sorted({name for name in names if names.count(name) > 1}):
+        problem = f'both sides have a column "{name}"'
+        yield transformation.finding(problem, "give another suffix, or rename one with select(…) before")
+    for field in added:
+        for finding in name_findings(field.name):
+            yield transformation.finding(f"{finding.subject}: {finding.problem}", finding.cure)
+
+
+def _kind_findings(
+    transformation: Transformation, how: object, kinds: Sequence[JoinKind], suffix: object
+) -> Iterable[Finding]:
+    if how not in kinds:
+        shown = str(how) if isinstance(how, str) else how
+        yield transformation.finding(f"how={shown!r} is unknown here", f"choose from {', '.join(kinds)}")
+    if not isinstance(suffix, str):
+        yield transformation.finding(f"suffix={suffix!r} is no text", 'e.g. suffix="_right"')
 
 
 def _is_a_span(bound: object) -> bool:

@@ -10,11 +10,14 @@ UpsertSink             at each checkpoint, by key            exactly-once in the
 ParquetFiles           renamed after it                      exactly-once
 =====================  ====================================  =====================================================
 
+:class:`PostgresLookup` is no sink: it is asked for rows by key while a job runs.
+
 For a target of your own derive from :class:`TwoPhaseCommitSinkBase` when it can prepare something and finish it later,
 else from :class:`WriteAheadSinkBase`, and prove it with the suites in :mod:`etl.testing.sink_contract`.
 """
 
 from sinks.parquet_files import ParquetFiles
+from sinks.postgres_lookup import PostgresLookup
 from sinks.postgres_table import PostgresTable
 from sinks.postgres_two_phase import TwoPhaseCommitSink
 from sinks.postgres_write_ahead import WriteAheadSink
@@ -25,6 +28,7 @@ from sinks.write_ahead import UnitDelivery, WriteAheadSinkBase
 
 __all__ = [
     "ParquetFiles",
+    "PostgresLookup",
     "PostgresTable",
     "PreparedUnits",
     "TransactionalSink",

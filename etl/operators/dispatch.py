@@ -7,10 +7,11 @@ from collections.abc import Sequence
 import polars as pl
 
 from etl.clock import Clock, SystemClock
-from etl.errors import InternalError
-from etl.joins import AsOfJoin, IntervalJoin
+from etl.errors import ConfigurationError, InternalError
+from etl.joins import AsOfJoin, IntervalJoin, LookupJoin
 from etl.keyed import Aggregate, Deduplicate, Stateful
 from etl.keyed_process import Process
+from etl.lookup import Lookups
 from etl.operator import Operator
 from etl.operators.frames import MapBatchesOperator
 from etl.operators.projection import FilterOperator, ProjectionOperator
@@ -24,7 +25,11 @@ from etl.windowed import WindowAggregate
 
 
 def operator_for(
-    transformation: Transformation, inputs: Sequence[Schema], output_schema: Schema, clock: Clock | None = None
+    transformation: Transformation,
+    inputs: Sequence[Schema],
+    output_schema: Schema,
+    clock: Clock | None = None,
+    lookups: Lookups | None = None,
 ) -> Operator:
     """A new operator for one subtask and one attempt.
 
@@ -33,6 +38,7 @@ def operator_for(
         inputs: For each input the columns of the batches that come from there.
         output_schema: Columns it must yield, as found by the transformation's ``output_schema``.
         clock: Time, for what goes by it; the machine's when left out.
+        lookups: Gives lookups what they need; None where no database can be asked.
 
     Raises:
         InternalError: No operator is known for this kind of transformation.
@@ -52,9 +58,23 @@ def operator_for(
             return MapBatchesOperator(transformation, function, output_schema)
         case Union():
             return UnionOperator()
+        case LookupJoin():
+            return _lookup_operator_for(transformation, inputs[0], output_schema, lookups)
         case Stateful():
             return _stateful_operator_for(transformation, inputs, output_schema, clock or SystemClock())
     raise InternalError(f"no operator is known for {transformation}")
+
+
+def _lookup_operator_for(
+    transformation: LookupJoin, schema: Schema, output_schema: Schema, lookups: Lookups | None
+) -> Operator:
+    if lookups is None:
+        raise ConfigurationError(f"{transformation}: there is no database here to ask; play the steps around it")
+    # Imported here: jobs without lookups do not wait for NumPy.
+    from etl.operators.keyed.lookup_join import LookupJoinOperator
+
+    context = lookups(transformation.uid, transformation.lookup.database)
+    return LookupJoinOperator(transformation, schema, output_schema, context)
 
 
 def _stateful_operator_for(

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from etl.errors import FencedError, StateError, TransientError
 from etl.graph import SinkNode
+from etl.lookup import LookupContext
 from etl.runtime import recovery
 from etl.runtime.coordinator import Coordinator, Outlets, SourceHandle
 from etl.runtime.environment import RunEnvironment
@@ -321,6 +322,11 @@ class Attempt:
             emit=self._emit,
         )
 
+    def _lookup_context(self, uid: str, database_name: str | None) -> LookupContext:
+        database = self._environment.database_of(database_name)
+        connect: Connect = lambda role: self._connect_to(database, f"{uid}:{role}")  # noqa: E731
+        return LookupContext(uid, connect, self._environment.clock)
+
     def _run_subtasks(
         self,
         parts: Sequence[SinkPart],
@@ -333,7 +339,7 @@ class Attempt:
         plan = plan_of(environment.graph, environment.job.parallelism, environment.workers)
         fleet = Fleet(environment, plan, self._inbox.put)
         resources.callback(lambda: fleet.shut_down(self._patience_s(WORKERS_TIMEOUT_S)))
-        wiring = Wiring(self._inbox.put, self._emit, environment.clock, links=fleet.ends)
+        wiring = Wiring(self._inbox.put, self._emit, environment.clock, links=fleet.ends, lookups=self._lookup_context)
         try:
             sources = wire(wiring, environment, parts, restored.positions, stored, plan)
             fleet.start(wiring.elsewhere)

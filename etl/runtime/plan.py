@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from etl.graph import JobGraph, TransformationNode
+from etl.joins import LookupJoin
 from etl.keyed import Stateful
 from etl.transformation import SideStream
 
@@ -63,12 +64,18 @@ def chains_of(graph: JobGraph, parallelism: int = 1) -> tuple[Chain, ...]:
         if isinstance(transformation, Stateful):
             subtasks = transformation.parallelism or parallelism
             chains[node.id] = Chain(node.id, node.inputs, (node,), subtasks, sides.get(node.id, {}))
-        elif before is not None and len(node.inputs) == 1 and set(graph.consumers(before.id)) - by_side == {node.id}:
+        elif before is not None and _continues(before, node) and set(graph.consumers(before.id)) - by_side == {node.id}:
             del chains[before.id]
             chains[node.id] = replace(before, id=node.id, nodes=(*before.nodes, node))
         else:
             chains[node.id] = Chain(node.id, node.inputs, (node,))
     return tuple(chains.values())
+
+
+def _continues(before: Chain, node: TransformationNode) -> bool:
+    """Whether a node may run in the thread of its input; a lookup waits for a database, and has one of its own."""
+    both = (before.nodes[-1].transformation, node.transformation)
+    return len(node.inputs) == 1 and not any(isinstance(one, LookupJoin) for one in both)
 
 
 def _sides_of(graph: JobGraph) -> dict[str, dict[str, str]]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from etl.clock import SystemClock
 from etl.errors import ConfigurationError, Finding
 from etl.graph import JobGraph, SinkNode
 from etl.job import Job
+from etl.lookup import LookupContext
 from etl.sink import Connection, PreflightContext
 from etl.source import SourceContext
 from etl.store import migrations
@@ -31,6 +33,8 @@ def check(job: Job, graph: JobGraph, store: Database, databases: Mapping[str, Da
     findings: list[Finding] = []
     for source in graph.sources:
         findings += source.source.preflight(SourceContext(source.uid, job.base_dir, follow))
+    for one in graph.lookups:
+        findings += one.lookup.preflight(_lookup_context(one.uid, _database(one.lookup.database, store, databases)))
     for node in graph.sinks:
         findings += node.sink.preflight(contexts[node.uid])
     if findings:
@@ -40,14 +44,16 @@ def check(job: Job, graph: JobGraph, store: Database, databases: Mapping[str, Da
 
 
 def _require_databases(graph: JobGraph, databases: Mapping[str, Database]) -> None:
+    named = [(f"sink {node.uid}", node.sink.database) for node in graph.sinks]
+    named += [(f"lookup join {one.uid}", one.lookup.database) for one in graph.lookups]
     findings = [
         Finding(
-            f"sink {node.uid}",
-            f'database "{node.sink.database}" is not configured',
-            f"set ETL_DATABASE_URL_{node.sink.database.upper()} or [databases.{node.sink.database}] in etl.toml",
+            subject,
+            f'database "{name}" is not configured',
+            f"set ETL_DATABASE_URL_{name.upper()} or [databases.{name}] in etl.toml",
         )
-        for node in graph.sinks
-        if node.sink.database is not None and node.sink.database not in databases
+        for subject, name in named
+        if name is not None and name not in databases
     ]
     if findings:
         raise ConfigurationError.from_findings("databases", findings)
@@ -58,8 +64,19 @@ def _databases_used(graph: JobGraph, store: Database, databases: Mapping[str, Da
     return [store, *(databases[name] for name in named)]
 
 
+def _database(name: str | None, store: Database, databases: Mapping[str, Database]) -> Database:
+    return store if name is None else databases[name]
+
+
+def _lookup_context(uid: str, database: Database) -> LookupContext:
+    def connect(role: str) -> Connection:
+        return database.connect(f"etl:preflight:{role}")
+
+    return LookupContext(uid, connect, SystemClock())
+
+
 def _context(job: Job, node: SinkNode, store: Database, databases: Mapping[str, Database]) -> PreflightContext:
-    database = store if node.sink.database is None else databases[node.sink.database]
+    database = _database(node.sink.database, store, databases)
 
     def connect(role: str) -> Connection:
         return database.connect(f"etl:preflight:{role}")

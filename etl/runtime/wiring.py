@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 from etl.clock import Clock
 from etl.graph import SNAPSHOT_UID, JobGraph, SourceNode
 from etl.job import Job
+from etl.lookup import Lookups
 from etl.operator import Operator
 from etl.runtime.channel import Channel, InputGate
 from etl.runtime.plan import MAIN, Chain, Plan, plan_of
@@ -84,6 +85,7 @@ class Wiring:
         clock: Their time.
         here: Which process this is; only its subtasks are made.
         links: Channels to other processes; never asked where there are none.
+        lookups: Gives lookups what they need; None where no database can be asked.
         subtasks: Those made so far.
         stateful: Those of them that keep state, by name.
         elsewhere: Stored state that other processes are to take in.
@@ -96,6 +98,7 @@ class Wiring:
     clock: Clock
     here: int = MAIN
     links: Links | None = None
+    lookups: Lookups | None = None
     subtasks: list[Subtask] = field(default_factory=list)
     stateful: dict[str, OperatorSubtask] = field(default_factory=dict)
     elsewhere: list[StateElsewhere] = field(default_factory=list)
@@ -262,7 +265,7 @@ def wire_chains(
                     wiring.report,
                     gate,
                     job.mode,
-                    _operators(graph, chain, wiring.clock),
+                    _operators(wiring, graph, chain),
                     outputs[number],
                     next(cuts) if chain.stateful is not None else None,
                     side_outputs={tag: of_side[number] for tag, of_side in side_outputs.items()},
@@ -299,12 +302,18 @@ def _key_columns(graph: JobGraph, chain: Chain) -> list[list[int]]:
     return found
 
 
-def _operators(graph: JobGraph, chain: Chain, clock: Clock) -> list[Operator]:
+def _operators(wiring: Wiring, graph: JobGraph, chain: Chain) -> list[Operator]:
     # Imported here: jobs that transform nothing do not wait for polars.
     from etl.operators import operator_for
 
     return [
-        operator_for(node.transformation, [graph.node(one).schema for one in node.inputs], node.schema, clock)
+        operator_for(
+            node.transformation,
+            [graph.node(one).schema for one in node.inputs],
+            node.schema,
+            wiring.clock,
+            wiring.lookups,
+        )
         for node in chain.nodes
     ]
 

@@ -12,9 +12,13 @@ import pytest
 
 from etl.errors import ConfigurationError
 from etl.event_time import EventTime
-from etl.graph import OperatorNode
+from etl.graph import OperatorNode, TransformationNode
+from etl.guarantee import Guarantee, guarantees_of
 from etl.job import Job, JoinStream, Stream
-from tests.support.declarations import DeclaredSink, DeclaredSource
+from etl.runtime.plan import MAIN, plan_of
+from etl.sink import CheckpointMode
+from sinks import PostgresLookup
+from tests.support.declarations import DeclaredSink, DeclaredSource, IdempotentSink
 
 ORDERS = {"id": "int8", "at": "timestamptz", "amount": "numeric(12,2)", "day": "date"}
 PAYMENTS = {"order_id": "int8", "code": "text", "at": "timestamptz", "amount": "numeric(12,2)"}
@@ -159,3 +163,67 @@ def test_versions_without_a_row_never_come_out() -> None:
         return orders.key_by("id").as_of_join("rated", payments.key_by("order_id"), time="at", how="full")
 
     assert problems(joined_job(join)) == ["as-of join \"rated\": how='full' is unknown here"]
+
+
+CUSTOMERS = PostgresLookup("customers", key="id", columns={"id": "int8", "name": "text", "amount": "numeric(12,2)"})
+
+
+def lookup(orders: Stream, **changed: Any) -> Stream:
+    return orders.lookup_join("named", **{"lookup": CUSTOMERS, "on": "id", **changed})
+
+
+def test_lookup_adds_the_columns_of_the_table_but_its_key() -> None:
+    job = Job("named")
+    lookup(job.read("orders", DeclaredSource(ORDERS))).write("out", DeclaredSink())
+    graph = job.graph()
+    assert graph.sinks[0].schema.names == (*ORDERS, "name", "amount_right")
+    node = graph.node("named")
+    assert isinstance(node, TransformationNode)
+    described = "left lookup join by id = id in table public.customers, remembered for 0:10:00"
+    assert node.transformation.describe() == described
+    assert [one.uid for one in graph.lookups] == ["named"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ({"lookup": "customers"}, ["str is no lookup"]),
+        ({"on": "no"}, ["column 'no' of on= is not there"]),
+        ({"on": ["id", "amount"]}, ["on=['id', 'amount'] has 2 column(s), the key of the table 1"]),
+        ({"on": "amount"}, ['column "amount" is numeric(12,2), "id" of the table is declared int8']),
+        ({"how": "full"}, ["how='full' is unknown here"]),
+        ({"suffix": ""}, ['both sides have a column "amount"']),
+        ({"cache_rows": 0, "cache_ttl": 10},
+         ["cache_rows=0 is no number of at least 1", "cache_ttl=10 is no timedelta of at least 0"]),
+        ({"cache_ttl": -timedelta(1)}, ["cache_ttl=datetime.timedelta(days=-1) is no timedelta of at least 0"]),
+    ],
+)  # fmt: skip
+def test_wrong_lookup_is_told(changed: dict[str, Any], expected: list[str]) -> None:
+    job = Job("named")
+    lookup(job.read("orders", DeclaredSource(ORDERS)), **changed).write("out", DeclaredSink())
+    assert problems(job) == [f'lookup join "named": {problem}' for problem in expected]
+
+
+def test_uid_of_a_lookup_is_its_own() -> None:
+    job = Job("named")
+    lookup(job.read("orders", DeclaredSource(ORDERS))).write("named", DeclaredSink())
+    assert problems(job) == ['sink "named": the uid "named" is already used']
+
+
+def test_lookup_has_a_thread_of_its_own_in_the_main_process() -> None:
+    job = Job("named")
+    orders = job.read("orders", DeclaredSource(ORDERS)).map(lambda row: row)
+    named = lookup(orders).map(lambda row: row).filter(lambda row: True)
+    named.write("out", DeclaredSink())
+    plan = plan_of(job.graph(), workers=2)
+    assert [chain.id for chain in plan.chains] == ["map-1", "named", "filter-1"]
+    assert plan.places == {"map-1": (1,), "named": (MAIN,), "filter-1": (2,)}
+
+
+def test_lookup_may_find_something_else_on_a_replay() -> None:
+    for sink, guarantee in ((DeclaredSink(), Guarantee.EXACTLY_ONCE), (IdempotentSink(), Guarantee.AT_LEAST_ONCE)):
+        job = Job("named")
+        lookup(job.read("orders", DeclaredSource(ORDERS))).write("out", sink)
+        (promise,) = guarantees_of(job.graph(), CheckpointMode.EXACTLY_ONCE)
+        assert promise.guarantee is guarantee
+        assert any('"named" is not deterministic' in reason for reason in promise.reasons)
