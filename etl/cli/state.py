@@ -23,7 +23,8 @@ from etl.store.database import Connection
 from etl.store.state import OperatorState, operator_states, restore
 
 _OPERATORS = """
-    SELECT operator, key_groups, chunks, bytes::int8 AS bytes, last_changed
+    SELECT operator, key_groups, chunks, bytes::int8 AS bytes, last_changed,
+           to_char(event_time AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS.US') AS event_time, late_rows
       FROM etl.operator_states WHERE job = %(job)s ORDER BY operator
 """
 _KNOWN = "SELECT name FROM etl.job WHERE name = %(job)s"
@@ -35,6 +36,8 @@ _HEAD = """
      WHERE j.name = %s
 """
 _HEADERS = ("OPERATOR", "KEY GROUPS", "CHUNKS", "SIZE", "LAST CHANGED IN CHECKPOINT")
+_TIME_HEADERS = ("CLOSED UP TO", "LATE ROWS")
+"""Where an operator goes by event time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,13 +91,16 @@ def _show_operators(settings: Settings, job: str, *, as_json: bool) -> None:
     if as_json:
         write_json([jsonable(row) for row in rows], indent=2)
     elif rows:
-        cells = [
-            (row["operator"], row["key_groups"], row["chunks"], format_bytes(row["bytes"]), row["last_changed"])
-            for row in rows
-        ]
-        write_out(format_table(_HEADERS, cells, numeric=_HEADERS[1:]))
+        headers = _HEADERS + (_TIME_HEADERS if any(row["event_time"] for row in rows) else ())
+        write_out(format_table(headers, [_operator_cells(row)[: len(headers)] for row in rows], numeric=headers[1:]))
     else:
         write_line(f'no operator of job "{job}" has stored anything')
+
+
+def _operator_cells(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    last_changed, event_time = row["last_changed"], row["event_time"]
+    size = (row["key_groups"], row["chunks"], format_bytes(row["bytes"]))
+    return (row["operator"], *size, last_changed or "-", event_time or "-", row["late_rows"])
 
 
 def _rows(settings: Settings, job: str, operator: str) -> Iterator[dict[str, dict[str, Any]]]:

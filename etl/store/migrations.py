@@ -14,7 +14,7 @@ from etl.sqlstate import translate
 from etl.store.database import Connection, Database, StoreConnection
 from etl.transaction import transaction
 
-HEAD = "0007"
+HEAD = "0008"
 """The newest revision; a test asserts that it is the head of the migration scripts."""
 
 _LOCK_KEY = 0x65746C5F6D6967  # "etl_mig": serialises upgrades of one database

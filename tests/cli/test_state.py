@@ -61,6 +61,19 @@ def test_operators_are_listed_with_their_size(kept: Project) -> None:
     ]
 
 
+def test_closed_event_time_and_late_rows_are_listed(kept: Project, store_url: str) -> None:
+    assert "LATE ROWS" not in kept.etl("state", "show", "kept").stdout
+    with psycopg.connect(store_url, autocommit=True) as connection:
+        connection.execute(
+            "UPDATE etl.checkpoint SET states = jsonb_set(states, '{totals}', states -> 'totals' ||"
+            ' \'{"watermark": 1709251200000000, "late_rows": 3}\')'
+        )
+    shown = kept.etl("state", "show", "kept").stdout.splitlines()
+    assert shown[0].endswith("CLOSED UP TO  LATE ROWS")
+    assert [line.split()[0] for line in shown[1:]] == ["memory", "totals"]
+    assert shown[2].split()[-3:] == ["2024-03-01", "00:00:00.000000", "3"]
+
+
 def test_keys_of_an_operator_are_shown(kept: Project) -> None:
     shown = kept.etl("state", "show", "kept", "totals")
     assert (shown.returncode, shown.stderr) == (0, "")

@@ -223,6 +223,8 @@ def test_late_rows_are_counted_with_the_checkpoint(store_url: str, tmp_path: Pat
     stream.write(100, late=4)
     assert run(store_url, job_of(tmp_path, 3)) == 0
     assert late_rows(store_url)["hourly"] == 11
+    shown = query(store_url, "SELECT event_time, late_rows FROM etl.operator_states WHERE operator = 'hourly'")
+    assert shown == [(stream.watermark, 11)]
 
 
 def late_rows(url: str) -> dict[str, int]:
