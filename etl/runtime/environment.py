@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from etl.clock import Clock
 from etl.graph import JobGraph
@@ -34,6 +34,7 @@ class RunEnvironment:
         warn: Tells the user something that does not stop the run.
         workers: How many processes there may be besides this one.
         loader: How they come by the job.
+        files: SHA-256 of each file of the project that the job was made from, by path; of no use without workers.
     """
 
     job: Job
@@ -50,6 +51,7 @@ class RunEnvironment:
     warn: Callable[[str], None]
     workers: int = 0
     loader: JobLoader | None = None
+    files: Mapping[str, str] = field(default_factory=dict)
 
     def database_of(self, name: str | None) -> Database:
         """The database a sink writes to."""

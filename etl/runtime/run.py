@@ -23,6 +23,7 @@ from etl.runtime.stop import StopSignal
 from etl.runtime.summary import RunSummary
 from etl.runtime.supervisor import Supervisor
 from etl.runtime.telemetry import Telemetry
+from etl.runtime.workers.outline import digests_of
 from etl.store import lease as leases
 from etl.store import runs
 from etl.store.database import Database, StoreConnection
@@ -125,6 +126,7 @@ def run_job(
                 warn=options.warn,
                 workers=options.workers,
                 loader=options.loader,
+                files=digests_of(job) if options.workers else {},
             )
             return _run(environment, options, started_s)
     except psycopg.Error as error:

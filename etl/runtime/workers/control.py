@@ -38,6 +38,7 @@ class Assignment(msgspec.Struct, frozen=True, tag=True):
         search_path: Where the main process looks for modules.
         loader: What makes the job anew.
         outline: What the main process knows as the job.
+        files: Digests of the files it was made from.
         channels: Descriptors of its ends of channels, by number.
     """
 
@@ -46,6 +47,7 @@ class Assignment(msgspec.Struct, frozen=True, tag=True):
     search_path: Sequence[str]
     loader: JobLoader
     outline: Sequence[tuple[str, str]]
+    files: Mapping[str, str]
     channels: Mapping[int, int]
 
 

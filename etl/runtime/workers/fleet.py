@@ -270,6 +270,7 @@ class Fleet:
             search_path=sys.path,
             loader=loader,
             outline=outline_of(self._environment.job, self._environment.graph),
+            files=self._environment.files,
             channels={channel: end.fileno() for channel, end in self.ends.of(number).items()},
         )
 

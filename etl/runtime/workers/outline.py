@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from etl.errors import ConfigurationError
 from etl.graph import JobGraph, Node, SinkNode, SourceNode, inputs_of
@@ -48,3 +51,31 @@ def require_same(outline: Outline, ours: Outline) -> None:
                 " whenever its module is imported, with nothing in it by chance, by the clock or from a set; if its"
                 " file was changed meanwhile, run again"
             )
+
+
+def digests_of(job: Job) -> dict[str, str]:
+    """SHA-256 of each file of the project that this process has imported, by its path."""
+    project = job.base_dir.resolve()
+    files = {Path(file) for module in list(sys.modules.values()) if (file := getattr(module, "__file__", None))}
+    # A virtual environment may lie inside the project; what is installed there is not changed while it is in use.
+    own = {file for file in files if file.is_relative_to(project) and "site-packages" not in file.parts}
+    return {str(file): _digest(file) for file in sorted({*own, job.module_file}) if file.is_file()}
+
+
+def require_unchanged(digests: Mapping[str, str]) -> None:
+    """Refuse to work with other code than the main process has: half of a run would do one thing, half another.
+
+    Args:
+        digests: Of its files, as they were when the run began.
+
+    Raises:
+        ConfigurationError: Names a file that is another one now.
+    """
+    for name, digest in digests.items():
+        file = Path(name)
+        if not file.is_file() or _digest(file) != digest:
+            raise ConfigurationError(f"{name} was changed since the run began: run again, with one state of the code")
+
+
+def _digest(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()

@@ -40,7 +40,7 @@ from etl.runtime.workers.control import (
     Wired,
     told,
 )
-from etl.runtime.workers.outline import outline_of, require_same
+from etl.runtime.workers.outline import outline_of, require_same, require_unchanged
 
 EXIT_ORPHANED = 70
 """Seen by nobody but the system: the main process has ended."""
@@ -133,6 +133,7 @@ class Worker:
         sys.path[:] = assignment.search_path
         job = assignment.loader.load()
         graph = job.graph()
+        require_unchanged(assignment.files)
         require_same(assignment.outline, outline_of(job, graph))
         plan = plan_of(graph, job.parallelism, assignment.workers)
         wiring = self._wiring
