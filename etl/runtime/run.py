@@ -18,6 +18,7 @@ from etl.runtime.classification import classify
 from etl.runtime.environment import RunEnvironment
 from etl.runtime.loader import JobLoader
 from etl.runtime.monitor import RunMonitor
+from etl.runtime.plan import plan_of
 from etl.runtime.rewinding import StartFrom, find_start
 from etl.runtime.stop import StopSignal
 from etl.runtime.summary import RunSummary
@@ -109,6 +110,8 @@ def run_job(
         graph = job.graph()
         owner_timeout_s = options.owner_timeout_s or job.owner_timeout_s
         unit_time_s = job.checkpoint.interval_s + job.checkpoint.timeout_s
+        if options.workers and not plan_of(graph, job.parallelism, options.workers).workers:
+            options.warn("it calls no Python functions and keeps no state: there is nothing for workers to do")
         # Others give up on a run that is silent for so long, and the run itself on a server that is.
         with Watchdog(owner_timeout_s) as watchdog:
             environment = RunEnvironment(

@@ -6,7 +6,6 @@ Arguments are texts, as they are sent to the workers.
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import time
 import warnings
@@ -19,6 +18,7 @@ import polars as pl
 from etl import CheckpointPolicy, Job, RestartPolicy, ValueState
 from etl.errors import RecordError
 from sinks import PostgresTable, TwoPhaseCommitSink, UpsertSink
+from tests.integration.runtime import test_joins, test_windows
 from tests.support.scripted import Numbers
 
 Row = dict[str, Any]
@@ -80,24 +80,19 @@ STUMBLES: dict[str, Callable[[], None]] = {
 }
 """What the same function does in threads as well."""
 
-_ENDS: dict[str, Callable[[], object]] = {
-    "_exit": lambda: os._exit(3),
-    "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
-}
-
 
 def stumbling(count: str, parallelism: str, how: str) -> Job:
     """The function raises, each time."""
     return _totals(count, parallelism, lambda id_: STUMBLES[how]() if id_ == STUMBLING_BLOCK else None)
 
 
-def ending(count: str, parallelism: str, how: str, mark: str) -> Job:
+def ending(count: str, parallelism: str, mark: str) -> Job:
     """The function ends its process, as long as there is no file of that name."""
 
     def end(id_: int) -> None:
         if id_ == STUMBLING_BLOCK and not Path(mark).exists():
             Path(mark).touch()
-            _ENDS[how]()
+            os._exit(3)
 
     return _totals(count, parallelism, end)
 
@@ -141,3 +136,21 @@ def renamed(count: str, parallelism: str, main: str) -> Job:
     stream = extra.filter(pl.col("id") > 0) if os.getpid() == int(main) else extra.filter(pl.col("id") > 1)
     stream.write("more_out", TwoPhaseCommitSink(PostgresTable("more", create=True)))
     return job
+
+
+def plain(count: str) -> Job:
+    """Nothing but an expression."""
+    job = Job("plain")
+    numbers = job.read("numbers", Numbers(int(count))).filter(pl.col("id") > 0)
+    numbers.write("out", TwoPhaseCommitSink(PostgresTable("plain", create=True)))
+    return job
+
+
+def windows(directory: str, parallelism: str) -> Job:
+    """Event time: watermarks, and late rows on the side."""
+    return test_windows.job_of(Path(directory), int(parallelism))
+
+
+def joined(directory: str, parallelism: str) -> Job:
+    """Two inputs, by their own keys, and two side outputs."""
+    return test_joins.interval_job(test_joins.Shop(Path(directory), [], []), int(parallelism))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -40,6 +41,7 @@ from etl.runtime.workers.control import (
     raised,
     told,
 )
+from etl.runtime.workers.fleet import ChannelEnds
 from etl.runtime.workers.frames import ChannelReceiver, ChannelSender, channel_sockets
 from etl.runtime.workers.outline import outline_of, require_same
 from etl.state import Fragment, StateChunk, StateCut, StateSummary
@@ -212,6 +214,19 @@ def test_what_is_no_frame_is_reported(link: Link) -> None:
 def test_cut_of_state_does_not_leave_its_process(link: Link) -> None:
     with pytest.raises(InternalError, match="CutTaken does not leave its process"):
         link.sender.put(CutTaken("totals", 1, StateCut("totals", [], StateSummary(0))))
+
+
+def test_more_channels_than_files_may_be_open_are_refused() -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    ends = ChannelEnds()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(list(Path("/proc/self/fd").iterdir())) + 9, limits[1]))
+    try:
+        with pytest.raises(ConfigurationError, match="needs more open files than are allowed; raise the limit"):
+            for number in range(9):
+                ends.end(number, MAIN, 1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        ends.close((MAIN, 1))
 
 
 # --- what is said ---------------------------------------------------------------------------------------------------
