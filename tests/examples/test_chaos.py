@@ -21,6 +21,7 @@ THOROUGH = pytest.mark.skipif(not os.environ.get("ETL_FAULTS_THOROUGH"), reason=
     [
         ("jobs.airports", {"airports": 200}),
         pytest.param("jobs.revenue", {"orders": 9, "refunds": 2}, marks=THOROUGH),
+        pytest.param("jobs.sessions", {"visits": 3, "late_clicks": 0}, marks=THOROUGH),
         pytest.param("jobs.flights", {"flights": 200, "late_arrivals": 2}, marks=THOROUGH),
     ],
 )

@@ -146,6 +146,10 @@ class _Reader(SourceReader):
             self._begin(batch)
         return None
 
+    @property
+    def split_id(self) -> str:
+        return self._current.split_id
+
     def _begin(self, batch: pa.RecordBatch) -> None:
         after = self._reader.snapshot_positions()
         if not after:

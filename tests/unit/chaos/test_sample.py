@@ -74,6 +74,19 @@ def test_sample_comes_in_about_eight_batches(context: SourceContext) -> None:
     assert sizes == [2, 2, 1, 2, 1, 2, 2, 2, 2]
 
 
+def test_batches_say_of_which_split_they_are(context: SourceContext) -> None:
+    """Watermarks are found split by split."""
+    source = SampledSource(csv(2), Sample(20, 2))
+    reader = source.create_reader(context)
+    reader.assign(source.create_enumerator(context).discover({}))
+    found = []
+    while reader.read_batch() is not None:
+        found.append(reader.split_id)
+    reader.close()
+
+    assert found == ["0.csv"] * 3 + ["2.csv"] * 2 + ["3.csv"] * 5
+
+
 @pytest.mark.parametrize(("rows_max", "rows", "size"), [(1000, 1000, 125), (1000, 80, 10), (1000, 3, 1), (5, 5, 1)])
 def test_batches_become_smaller_when_there_are_fewer_rows(rows_max: int, rows: int, size: int) -> None:
     assert Sample.of(rows_max).of_rows(rows) == Sample(rows_max, size)

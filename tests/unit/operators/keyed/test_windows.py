@@ -72,7 +72,7 @@ STEPS = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=100)
 @given(transformation=TRANSFORMATIONS, steps=STEPS, parallelism=st.integers(1, 3), size=st.integers(1, 5))
 def test_windows_are_those_of_one_row_after_the_other(
     transformation: WindowAggregate, steps: list[tuple[str, Any]], parallelism: int, size: int
@@ -111,7 +111,7 @@ PROMISED = st.lists(st.tuples(KEYS, st.integers(0, 6), st.integers(0, 12), NUMBE
 """Rows of a source: key, minutes since the latest one before, minutes by which the row comes late, number."""
 
 
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=60)
 @given(
     window=st.one_of(FIXED, st.builds(Session, st.integers(1, 8).map(minutes))),
     script=PROMISED,
