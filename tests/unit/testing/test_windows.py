@@ -49,6 +49,32 @@ def script(count: int, seed: int) -> list[Any]:
     return [*marks, drain()]
 
 
+def test_windows_of_windows_have_all_rows() -> None:
+    """A result comes before the watermark that has closed it, so it is in time for the window that it is a part of."""
+    job = Job("days", parallelism=2)
+    payments = job.read("payments", DeclaredSource(COLUMNS), event_time=EventTime("at", out_of_orderness=PROMISE))
+    short = payments.key_by("card").window(Tumbling(5 * MINUTE), time="at").aggregate("short", payments=pl.len())
+    long = short.key_by("card").window(Tumbling(15 * MINUTE), time="window_start")
+    totals = long.aggregate("long", payments=pl.col("payments").sum(), windows=pl.len())
+    totals.write("out", TwoPhaseCommitSink(PostgresTable("totals")))
+    totals.late.write("late", TwoPhaseCommitSink(PostgresTable("late")))
+    moments = [("ab"[number % 3 % 2], NOON + number * MINUTE - number % 4 * MINUTE) for number in range(60)]
+    marks = [rows("payments", payment(number, card, at)) for number, (card, at) in enumerate(moments)]
+
+    result = play(job, [*marks, drain()])
+
+    expected: dict[Any, list[dt.datetime]] = {}
+    for card, at in moments:
+        start = dt.datetime.min + (at - dt.datetime.min) // (15 * MINUTE) * (15 * MINUTE)
+        expected.setdefault((card, start), []).append(at)
+    assert {(row["card"], row["window_start"]): (row["payments"], row["windows"]) for row in result.output["out"]} == {
+        key: (len(found), len({at.minute // 5 for at in found})) for key, found in expected.items()
+    }
+    assert len(result.output["out"]) == len(expected)
+    assert (result.late_rows("short"), result.late_rows("long")) == (0, 0)
+    assert_same_result(job, [*marks, drain()], number=10)
+
+
 @pytest.mark.parametrize(
     "window, given",
     [
