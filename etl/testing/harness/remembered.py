@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import polars as pl
@@ -58,7 +59,9 @@ def key_of(values: Iterable[Any]) -> Key:
 def _aggregates(
     graph: JobGraph, node: OperatorNode, transformation: Aggregate, fragments: Sequence[Fragment]
 ) -> dict[Key, Row]:
-    operator = operator_for(transformation, [graph.node(one).schema for one in node.inputs], node.schema)
+    # All of it in memory: of what is on disk, results are not asked for.
+    in_memory = replace(transformation, keys_in_memory=None)
+    operator = operator_for(in_memory, [graph.node(one).schema for one in node.inputs], node.schema)
     assert isinstance(operator, StatefulOperator)
     try:
         for rank in ranks(fragments):

@@ -16,7 +16,7 @@ import pytest
 from etl.errors import ConfigurationError, InternalError
 from etl.job import Job
 from etl.keyed_process import ListState, MapState
-from etl.testing import checkpoint, crash, play, rescale, rows, wait
+from etl.testing import assert_same_result, checkpoint, crash, play, rescale, rows, wait
 from etl.transformation import Row
 from sinks import PostgresTable, TwoPhaseCommitSink, UpsertSink
 from tests.support.declarations import DeclaredSource
@@ -131,6 +131,21 @@ def test_result_is_the_same_at_any_parallelism(parallelism: int) -> None:
 
 def test_job_keeps_its_own_parallelism_unless_another_is_given() -> None:
     assert len(play(payments_job(parallelism=3), [rows("payments", payment("a", "1"))]).output["totals"]) == 1
+
+
+def test_keys_on_disk_are_remembered_as_well() -> None:
+    job = Job("bounded")
+    payments = job.read("payments", DeclaredSource({"card": "text", "amount": "numeric(12,2)"})).key_by("card")
+    payments.aggregate("sums", total=pl.col("amount").sum(), keys_in_memory=2).write(
+        "totals", UpsertSink(PostgresTable("totals", key=["card"]))
+    )
+    cards = [f"card-{number}" for number in range(20)]
+    some = rows("payments", *(payment(card, "1") for card in cards))
+
+    result = play(job, [some, checkpoint(), crash(), some, checkpoint(), crash()])
+
+    assert result.state("sums") == {(card,): {"total": Decimal("2.00")} for card in cards}
+    assert_same_result(job, [some, some], number=6)
 
 
 def test_rescaling_moves_state_to_other_subtasks() -> None:
