@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import polars as pl
 
 from etl.clock import Clock, SystemClock
-from etl.errors import ConfigurationError, InternalError
+from etl.errors import InternalError
 from etl.joins import AsOfJoin, IntervalJoin, LookupJoin
 from etl.keyed import Aggregate, Deduplicate, Stateful
 from etl.keyed_process import Process
@@ -69,7 +69,7 @@ def _lookup_operator_for(
     transformation: LookupJoin, schema: Schema, output_schema: Schema, lookups: Lookups | None
 ) -> Operator:
     if lookups is None:
-        raise ConfigurationError(f"{transformation}: there is no database here to ask; play the steps around it")
+        raise InternalError(f"{transformation}: there is no database here to ask")
     # Imported here: jobs without lookups do not wait for NumPy.
     from etl.operators.keyed.lookup_join import LookupJoinOperator
 

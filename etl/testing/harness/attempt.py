@@ -9,14 +9,16 @@ from copy import copy
 import pyarrow as pa
 
 from etl.clock import Clock
-from etl.errors import InternalError
+from etl.errors import ConfigurationError, InternalError
 from etl.graph import JobGraph, SourceNode
 from etl.job import Job
+from etl.lookup import LookupContext
 from etl.runtime.channel import InputGate
 from etl.runtime.message import Message, PositionsSnapshotted, StateSnapshotted, TakeSnapshot, UnitStaged
 from etl.runtime.source_subtask import SourceSettings, SourceSubtask
 from etl.runtime.subtask import SinkSubtask
 from etl.runtime.wiring import Wiring, wire_chains
+from etl.sink import Connection
 from etl.testing.harness.ends import CollectingWriter, ScriptEnumerator, ScriptReader
 from etl.testing.harness.memory import StoredCheckpoint
 
@@ -28,6 +30,15 @@ class _UnboundedWiring(Wiring):
         gate = InputGate(inputs, rows_max=sys.maxsize, bytes_max=sys.maxsize)
         self.channels.append(gate)
         return gate
+
+
+def _lookup_context(uid: str, clock: Clock) -> LookupContext:
+    def connect(role: str) -> Connection:  # noqa: ARG001 - as the contract has it
+        raise ConfigurationError(
+            f'lookup join "{uid}" asks a database, and a play opens none; give the job a Lookup that holds its rows'
+        )
+
+    return LookupContext(uid, connect, clock)
 
 
 class SteppedAttempt:
@@ -53,7 +64,12 @@ class SteppedAttempt:
     ) -> None:
         self._stored = stored
         self._inbox: list[Message] = []
-        self._wiring = _UnboundedWiring(self._inbox.append, lambda *_event, **_fields: None, clock)
+        self._wiring = _UnboundedWiring(
+            self._inbox.append,
+            lambda *_event, **_fields: None,
+            clock,
+            lookups=lambda uid, _database: _lookup_context(uid, clock),
+        )
         self._writers: dict[str, CollectingWriter] = {}
         self._readers: dict[str, ScriptReader] = {}
         try:

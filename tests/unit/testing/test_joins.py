@@ -7,11 +7,14 @@ from typing import Any
 
 import pytest
 
+from etl.errors import ConfigurationError
 from etl.event_time import EventTime
 from etl.job import Job
+from etl.lookup import Lookup
 from etl.testing import advance, assert_same_result, checkpoint, crash, drain, play, rows
-from sinks import PostgresTable, TwoPhaseCommitSink
+from sinks import PostgresLookup, PostgresTable, TwoPhaseCommitSink
 from tests.support.declarations import DeclaredSource
+from tests.unit.operators.keyed.test_lookup_join import Dictionary
 
 
 def at(minute: int) -> datetime:
@@ -92,3 +95,22 @@ def test_pairs_do_not_depend_on_how_rows_are_played() -> None:
     ]
 
     assert_same_result(paid_job(), script, number=15)
+
+
+def named_job(lookup: Lookup) -> Job:
+    job = Job("named")
+    orders = job.read("orders", DeclaredSource({"id": "int8", "k": "text", "part": "float8"}))
+    orders.lookup_join("named", lookup, on=["k", "part"]).write("out", TwoPhaseCommitSink(PostgresTable("out")))
+    return job
+
+
+def test_lookup_that_holds_its_rows_is_played() -> None:
+    found = {("a", 0.5): ("Ada", 1)}
+    result = play(named_job(Dictionary(found)), [rows("orders", *({"id": 1, "k": k, "part": 0.5} for k in "ab"))])
+    assert [(row["k"], row["name"], row["n"]) for row in result.output["out"]] == [("a", "Ada", 1), ("b", None, None)]
+
+
+def test_lookup_that_asks_a_database_is_refused() -> None:
+    lookup = PostgresLookup("customers", key=["k", "part"], columns={"k": "text", "part": "float8", "name": "text"})
+    with pytest.raises(ConfigurationError, match='lookup join "named" asks a database, and a play opens none'):
+        play(named_job(lookup), [rows("orders", {"id": 1, "k": "a", "part": 0.5})])

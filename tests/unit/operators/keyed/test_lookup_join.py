@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from etl.clock import SystemClock
-from etl.errors import ConfigurationError, Finding, RecordError
+from etl.errors import Finding, InternalError, RecordError
 from etl.joins import JoinKind, LookupJoin
 from etl.lookup import Found, Lookup, LookupContext, LookupReader
 from etl.operators import operator_for
@@ -202,5 +202,5 @@ def test_without_a_database_nothing_is_looked_up() -> None:
     lookup = LookupJoin(
         Location("jobs/named.py", 7), "named", Dictionary(), ("k", "part"), JoinKind.LEFT, "_right", 1, timedelta(0)
     )
-    with pytest.raises(ConfigurationError, match="there is no database here to ask"):
+    with pytest.raises(InternalError, match="there is no database here to ask"):
         operator_for(lookup, [INPUT], lookup.output_schema([INPUT]))
