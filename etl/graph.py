@@ -17,7 +17,7 @@ from etl.keyed import Aggregate, Deduplicate, Stateful
 from etl.schema import Schema
 from etl.sink import Sink
 from etl.source import Source
-from etl.transformation import Location, SideStream, Transformation, Union
+from etl.transformation import PARALLELISM_MAX, Location, SideStream, Transformation, Union, is_parallelism
 
 SNAPSHOT_UID = "etl-snapshots"
 """Name of the subtask that encodes state."""
@@ -28,7 +28,7 @@ _SUBTASK = re.compile(r"\[[0-9]+\]$")
 
 @dataclass(frozen=True, slots=True)
 class SourceNode:
-    """Where rows enter; ``id`` equals ``uid``."""
+    """Where rows enter; ``id`` equals ``uid``, and so many subtasks read it as ``parallelism`` says."""
 
     id: str
     uid: str
@@ -36,6 +36,7 @@ class SourceNode:
     schema: Schema
     location: Location
     event_time: EventTime | None = None
+    parallelism: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +167,7 @@ class DeclaredSource:
     source: Source
     location: Location
     event_time: EventTime | None = None
+    parallelism: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +246,10 @@ class _Builder:
             self.findings.append(Finding(subject, problem, 'give EventTime("…", out_of_orderness=timedelta(…))'))
         elif event_time is not None:
             self.findings += event_time.findings(subject, schema)
-        return SourceNode(declared.uid, declared.uid, declared.source, schema, declared.location, event_time)
+        self.findings += _parallelism_findings(subject, declared)
+        return SourceNode(
+            declared.uid, declared.uid, declared.source, schema, declared.location, event_time, declared.parallelism
+        )
 
     def _transformation(self, declared: DeclaredTransformation) -> TransformationNode | None:
         transformation = declared.transformation
@@ -381,6 +386,15 @@ class _Builder:
                 problem = f'sink "{other.uid}" at {other.location} writes to {target[1]} as well'
                 cure = "write both streams through one union"
                 self.findings.append(Finding(f'sink "{node.uid}" at {node.location}', problem, cure))
+
+
+def _parallelism_findings(subject: str, declared: DeclaredSource) -> Iterable[Finding]:
+    if not is_parallelism(declared.parallelism):
+        problem = f"parallelism {declared.parallelism!r} is not 1 to {PARALLELISM_MAX}"
+        yield Finding(subject, problem, "choose another number")
+    elif declared.parallelism > 1 and getattr(declared.event_time, "in_sequence", False):
+        problem = f"its splits follow one another in time, and {declared.parallelism} subtasks would read them at once"
+        yield Finding(subject, problem, "read it with parallelism=1, or leave in_sequence out")
 
 
 def named(declarations: Sequence[Declaration]) -> Iterable[tuple[str, str, Location]]:

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import assert_never
 
-from etl.graph import JobGraph, OperatorNode, SinkNode, SourceNode, TransformationNode, inputs_of
+from etl.graph import JobGraph, Node, OperatorNode, SinkNode, SourceNode, TransformationNode, inputs_of
 from etl.keyed import Aggregate
 from etl.sink import CheckpointMode, Delivery
+from etl.transformation import Rebalance
 from etl.windowed import WindowAggregate
 
 
@@ -230,9 +231,20 @@ def _depends_on_arrival(graph: JobGraph, node: OperatorNode) -> bool:
         return False
     before = [one for one in graph.upstream(node.id) if one.id != node.id]
     exchanged = [one for one in before if isinstance(one, OperatorNode)]
-    return any(len(inputs_of(one)) > 1 for one in before) or any(
+    return any(_is_out_of_order(one) for one in before) or any(
         one.transformation.keys != node.transformation.keys for one in exchanged
     )
+
+
+def _is_out_of_order(node: Node) -> bool:
+    """Whether chance decides in which order its rows come."""
+    match node:
+        case SourceNode():
+            return node.parallelism > 1
+        case TransformationNode(transformation=Rebalance()):
+            return True
+        case _:
+            return len(inputs_of(node)) > 1
 
 
 def _delivery_of(sink: SinkNode) -> Link:

@@ -17,7 +17,6 @@ from etl.event_time import EventTime
 from etl.graph import Declaration, DeclaredSink, DeclaredSource, DeclaredTransformation, JobGraph, build_graph, named
 from etl.joins import AsOfJoin, IntervalJoin, Join, JoinKind, LookupJoin
 from etl.keyed import (
-    PARALLELISM_MAX,
     Aggregate,
     Deduplicate,
     Emission,
@@ -32,12 +31,14 @@ from etl.schedule import schedule_problem
 from etl.sink import CheckpointMode, Sink
 from etl.source import Source
 from etl.transformation import (
+    PARALLELISM_MAX,
     Filter,
     FlatMap,
     FrameFunction,
     Location,
     Map,
     MapBatches,
+    Rebalance,
     RowColumn,
     RowFunction,
     RowPredicate,
@@ -48,6 +49,7 @@ from etl.transformation import (
     Transformation,
     Union,
     WithColumns,
+    is_parallelism,
 )
 from etl.window import Window
 from etl.windowed import WindowAggregate
@@ -107,7 +109,7 @@ class Job:
         self.module_file = Path(Location.of_caller().file)
         self._declarations: list[Declaration] = []
 
-    def read(self, uid: str, source: Source, *, event_time: EventTime | None = None) -> Stream:
+    def read(self, uid: str, source: Source, *, event_time: EventTime | None = None, parallelism: int = 1) -> Stream:
         """A stream of the source's rows.
 
         Args:
@@ -115,8 +117,10 @@ class Job:
             source: What to read, e.g. ``CsvFiles(…)``.
             event_time: Which column says when a row happened, and how much later it may come; needed where anything
                 is done by event time.
+            parallelism: Number of subtasks that read it; it may change from run to run. With more than one, rows of
+                different splits (files) come in no order; those of a split keep theirs.
         """
-        return self._declare(DeclaredSource(uid, source, Location.of_caller(), event_time))
+        return self._declare(DeclaredSource(uid, source, Location.of_caller(), event_time, parallelism))
 
     def graph(self) -> JobGraph:
         """Validate the job.
@@ -146,7 +150,7 @@ class Job:
         if not 0.1 <= self.owner_timeout_s < float("inf"):
             problem = f"{self.owner_timeout_s!r} is not a finite number of at least 0.1"
             findings.append(Finding("owner_timeout_s", problem, "choose another value"))
-        if not _is_parallelism(self.parallelism):
+        if not is_parallelism(self.parallelism):
             findings.append(
                 Finding("parallelism", f"{self.parallelism!r} is not 1 to {PARALLELISM_MAX}", "choose another")
             )
@@ -182,7 +186,7 @@ class Job:
         for declaration in self._declarations:
             match declaration:
                 case DeclaredTransformation(transformation=Stateful() as stateful):
-                    if stateful.parallelism is not None and not _is_parallelism(stateful.parallelism):
+                    if stateful.parallelism is not None and not is_parallelism(stateful.parallelism):
                         problem = f"parallelism {stateful.parallelism!r} is not 1 to {PARALLELISM_MAX}"
                         yield stateful.finding(problem, "choose another number")
                     if stateful.keys_in_memory is not None and not _is_count(stateful.keys_in_memory):
@@ -305,6 +309,16 @@ class Stream:
             raise ConfigurationError(f"union at {location}: no other stream is given")
         inputs = (self._index, *(other._index for other in others))
         return self._job._declare(DeclaredTransformation(Union(location), inputs))
+
+    def rebalance(self, parallelism: int) -> Stream:
+        """The same rows, dealt out batch by batch to several subtasks, in which the steps behind run side by side.
+
+        The order of rows is not defined from there on.
+
+        Args:
+            parallelism: Number of subtasks; it may change from run to run.
+        """
+        return self._then(Rebalance(Location.of_caller(), parallelism))
 
     def key_by(self, *columns: str) -> KeyedStream:
         """The rows by key, for operators that remember something of each key.
@@ -808,10 +822,6 @@ def _both(time: tuple[str, str] | str) -> tuple[str, ...]:
 
 def _is_count(number: object) -> bool:
     return type(number) is int and number >= 1
-
-
-def _is_parallelism(number: object) -> bool:
-    return type(number) is int and 1 <= number <= PARALLELISM_MAX
 
 
 def _name_problem(name: object) -> str | None:

@@ -29,9 +29,6 @@ if TYPE_CHECKING:
 else:
     pl = LazyModule("polars")
 
-PARALLELISM_MAX = 128
-"""The number of key groups."""
-
 SUM_DIGITS = 38
 _NO_KEYS = ("json", "jsonb")
 

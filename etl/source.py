@@ -7,6 +7,9 @@ JSON objects; they are stored in the checkpoint that covers everything read befo
 Life of a reader, all in one thread: ``assign`` (once or more) → ``read_batch`` … → ``snapshot_positions`` (at each
 barrier) → ``close``. A crash at any moment loses nothing: the next run starts from the positions of the last
 completed checkpoint.
+
+A source that is read in parallel has one enumerator and as many readers as subtasks. Each reader is assigned one split
+at a time, and the next one when ``read_batch`` has returned None.
 """
 
 from __future__ import annotations
@@ -33,10 +36,12 @@ class Split:
     Attributes:
         id: Stable across runs; positions are stored under it.
         position: Where to start, None at the very beginning.
+        size_bytes: How much there is to read, 0 when unknown: in parallel the largest are read first.
     """
 
     id: str
     position: Position | None = None
+    size_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,17 +70,18 @@ class Progress:
 
 
 class SplitEnumerator(ABC):
-    """Finds the splits of a source. Runs in the source's subtask."""
+    """Finds the splits of a source; one for all of its subtasks. Runs in one of them, in one thread at a time."""
 
     @abstractmethod
     def discover(self, known: Mapping[str, Position]) -> Sequence[Split]:
         """List the splits that have something to read, in reading order.
 
-        Called at the start of an attempt with all stored positions, and with ``follow`` again whenever the reader ran
-        dry. A split that was read to its end and has not grown need not be listed.
+        Called at the start of an attempt with all stored positions, and with ``follow`` again whenever a reader ran
+        dry. A split that was read to its end and has not grown need not be listed. Those that somebody is reading, or
+        that wait for it, may be listed again: they are passed over.
 
         Args:
-            known: Latest position of every split read so far, by split id.
+            known: Latest position of every split read so far, by split id, but for those that are being read.
 
         Returns:
             Splits to assign, each with the position to start from (taken from ``known`` where it is there).
@@ -90,7 +96,10 @@ class SourceReader(ABC):
 
     @abstractmethod
     def assign(self, splits: Sequence[Split]) -> None:
-        """Take over splits, to be read in the given order after those already assigned."""
+        """Take over splits, to be read in the given order after those already assigned.
+
+        A split may come again when it has grown; its position counts then, for another reader may have read on in it.
+        """
 
     @abstractmethod
     def read_batch(self) -> pa.RecordBatch | None:

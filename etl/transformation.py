@@ -35,6 +35,9 @@ FrameFunction = Callable[["pl.DataFrame"], "pl.DataFrame"]
 ANCHOR = "__etl_row"
 """A helper column beside the user's: literals are spread over its rows, and a result of other length is refused."""
 
+PARALLELISM_MAX = 128
+"""Of anything: as many as there are key groups."""
+
 _PACKAGE_DIR = str(Path(__file__).parent)
 
 
@@ -314,6 +317,36 @@ class Union(Transformation):
                 problem = f"stream {number} differs from stream 1 in " + ", ".join(differences)
                 raise self.refusal(problem, "bring all streams to the same columns, order and types with select(…)")
         return first
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rebalance(Transformation):
+    """The same rows, dealt out to several subtasks batch by batch; the steps behind it run in each of them.
+
+    Attributes:
+        parallelism: How many.
+    """
+
+    kind = "rebalance"
+
+    parallelism: int
+
+    def output_schema(self, inputs: Sequence[Schema]) -> Schema:
+        """The input's columns, unchanged."""
+        if not is_parallelism(self.parallelism):
+            raise self.refusal(
+                f"parallelism {self.parallelism!r} is not 1 to {PARALLELISM_MAX}", "choose another number"
+            )
+        return inputs[0]
+
+    def describe(self) -> str:
+        """How many subtasks."""
+        return f"rebalance over {self.parallelism} subtask(s)"
+
+
+def is_parallelism(number: object) -> bool:
+    """Whether so many subtasks are possible."""
+    return type(number) is int and 1 <= number <= PARALLELISM_MAX
 
 
 def empty_frame(schema: Schema) -> pl.DataFrame:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -12,9 +12,10 @@ import click
 from etl.cli.connecting import STORE, load_settings_for
 from etl.cli.loading import LoadedJob, load_jobs
 from etl.cli.output import format_duration, format_table, printable, write_json, write_out
-from etl.graph import JobGraph, Node, OperatorNode, SinkNode, SourceNode, inputs_of
+from etl.graph import JobGraph, Node, SinkNode, SourceNode, inputs_of
 from etl.guarantee import classic_table, guarantees_of
 from etl.job import Job
+from etl.runtime.plan import chains_of
 from etl.schema import Schema
 from etl.settings import Settings
 
@@ -78,7 +79,7 @@ def document(loaded: LoadedJob, graph: JobGraph, settings: Settings) -> dict[str
         "mode": str(job.mode),
         "schedule": job.schedule,
         "checkpoint": asdict(job.checkpoint),
-        "nodes": [_node_document(node, job) for node in graph.nodes],
+        "nodes": [_node_document(node, _parallelism(graph, job)) for node in graph.nodes],
         "guarantees": [
             {
                 "sink": promise.uid,
@@ -115,7 +116,13 @@ def _policy(job: Job) -> str:
     return f"mode {job.mode}; a checkpoint every {format_duration(job.checkpoint.interval_s)}{rows}{schedule}"
 
 
-def _node_document(node: Node, job: Job) -> dict[str, Any]:
+def _parallelism(graph: JobGraph, job: Job) -> dict[str, int]:
+    """How many subtasks run each node that may have several."""
+    chains = {node.id: chain.parallelism for chain in chains_of(graph, job.parallelism) for node in chain.nodes}
+    return {**chains, **{source.id: source.parallelism for source in graph.sources}}
+
+
+def _node_document(node: Node, parallelism: Mapping[str, int]) -> dict[str, Any]:
     return {
         "id": node.id,
         "kind": _kind(node),
@@ -123,7 +130,7 @@ def _node_document(node: Node, job: Job) -> dict[str, Any]:
         "inputs": list(inputs_of(node)),
         "schema": {field.name: str(field.type) for field in node.schema},
         "declared_at": str(node.location),
-        "parallelism": (node.transformation.parallelism or job.parallelism) if isinstance(node, OperatorNode) else 1,
+        "parallelism": parallelism.get(node.id, 1),
     }
 
 
@@ -154,7 +161,8 @@ def _branch(
 def _title(node: Node) -> str:
     kind = _kind(node)
     if isinstance(node, SourceNode | SinkNode):
-        return f"{kind} {node.uid}: {_description(node)}"
+        subtasks = f", in {node.parallelism} subtasks" if isinstance(node, SourceNode) and node.parallelism > 1 else ""
+        return f"{kind} {node.uid}: {_description(node)}{subtasks}"
     return f"{node.id}: {_description(node)}"
 
 

@@ -14,12 +14,12 @@ from etl.keyed_process import Process
 from etl.lookup import Lookups
 from etl.operator import Operator
 from etl.operators.frames import MapBatchesOperator
+from etl.operators.passing import PassingOperator
 from etl.operators.projection import FilterOperator, ProjectionOperator
 from etl.operators.rows import FilterRowsOperator, FlatMapOperator, MapOperator
-from etl.operators.union import UnionOperator
 from etl.schema import Schema
 from etl.state import StatefulOperator
-from etl.transformation import Filter, FlatMap, Map, MapBatches, Select, Transformation, Union, WithColumns
+from etl.transformation import Filter, FlatMap, Map, MapBatches, Rebalance, Select, Transformation, Union, WithColumns
 from etl.window import Session
 from etl.windowed import WindowAggregate
 
@@ -56,8 +56,8 @@ def operator_for(
             return FlatMapOperator(transformation, function, output_schema)
         case MapBatches(function=function):
             return MapBatchesOperator(transformation, function, output_schema)
-        case Union():
-            return UnionOperator()
+        case Union() | Rebalance():
+            return PassingOperator()
         case LookupJoin():
             return _lookup_operator_for(transformation, inputs[0], output_schema, lookups)
         case Stateful():

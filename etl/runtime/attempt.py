@@ -381,7 +381,7 @@ class Attempt:
             mode=environment.job.mode,
             policy=environment.job.checkpoint,
             checkpoint_id=self._lease.checkpoint_id,
-            sources=[SourceHandle(source.uid, source.command, source.activity) for source in sources],
+            sources=[SourceHandle(one.uid, one.source, one.command, one.activity) for one in sources],
             committers={part.uid: part.committer for part in parts},
             subtasks=[*(subtask.uid for subtask in wiring.subtasks), *fleet.subtasks],
             stateful=[*wiring.stateful, *fleet.stateful],

@@ -58,9 +58,17 @@ WAIT_MAX_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class SourceHandle:
-    """What the coordinator knows of a source subtask."""
+    """What the coordinator knows of a source subtask.
+
+    Attributes:
+        uid: Of the subtask.
+        source: Of the source.
+        command: Gives it an order.
+        activity: What it has done.
+    """
 
     uid: str
+    source: str
     command: Callable[[Command], None]
     activity: SourceActivity
 
@@ -76,7 +84,7 @@ class PendingCheckpoint:
     sources_awaited: set[str]
     sinks_awaited: set[str]
     states_awaited: set[str]
-    positions: dict[str, Mapping[str, Position]] = field(default_factory=dict)
+    positions: dict[str, dict[str, Position]] = field(default_factory=dict)
     committables: list[Committable] = field(default_factory=list)
     state: list[StateChunk] = field(default_factory=list)
     states: dict[str, StateSummary] = field(default_factory=dict)
@@ -285,7 +293,12 @@ class Coordinator:
         pending = self._expect(message.checkpoint_id, message.uid)
         pending.sources_awaited.discard(message.uid)
         self._asked.discard(message.uid)
-        pending.positions[message.uid] = message.positions
+        positions = pending.positions.setdefault(self._sources[message.uid].source, {})
+        if twice := positions.keys() & message.positions.keys():
+            raise InternalError(
+                f"source {message.uid} read {', '.join(sorted(twice))}, and so did another subtask of it"
+            )
+        positions.update(message.positions)
         pending.rows_read += message.rows
         if self._at_most_once and not pending.sources_awaited:
             self._record(pending)

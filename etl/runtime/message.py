@@ -14,7 +14,7 @@ from etl.state import StateChunk, StateSummary
 
 @dataclass(frozen=True, slots=True)
 class PositionsSnapshotted:
-    """A source has come to its barrier: what moved since the last one, and how many records it read."""
+    """A source subtask has come to its barrier: what moved since the last one, and how many records it read."""
 
     uid: str
     checkpoint_id: int

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from etl.graph import JobGraph, TransformationNode
 from etl.joins import LookupJoin
 from etl.keyed import Stateful
-from etl.transformation import SideStream
+from etl.transformation import Rebalance, SideStream
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,9 +19,10 @@ class Chain:
         id: Id of the last node, under which consumers find the chain.
         inputs: Ids of the nodes it reads, one channel each from each of their subtasks.
         nodes: In order of execution.
-        parallelism: How many subtasks run it. Rows are exchanged by the first node's key where it has one; without a
-            key there is one subtask.
+        parallelism: How many subtasks run it. Rows are exchanged by the first node's key where it has one, and dealt
+            out before a rebalance; else there are as many as the input has.
         sides: By tag of a side output of the first node, the id under which consumers find it.
+        forwarded: Whether each subtask reads that subtask of the only input which has its number, and no other.
     """
 
     id: str
@@ -29,6 +30,7 @@ class Chain:
     nodes: tuple[TransformationNode, ...]
     parallelism: int = 1
     sides: Mapping[str, str] = field(default_factory=dict)
+    forwarded: bool = False
 
     @property
     def stateful(self) -> Stateful | None:
@@ -56,19 +58,27 @@ def chains_of(graph: JobGraph, parallelism: int = 1) -> tuple[Chain, ...]:
     chains: dict[str, Chain] = {}
     sides = _sides_of(graph)
     by_side = {node_id for of_operator in sides.values() for node_id in of_operator.values()}
+    subtasks = {source.id: source.parallelism for source in graph.sources}
     for node in graph.nodes:
         if not isinstance(node, TransformationNode) or node.id in by_side:
             continue
         transformation = node.transformation
         before = chains.get(node.inputs[0])
         if isinstance(transformation, Stateful):
-            subtasks = transformation.parallelism or parallelism
-            chains[node.id] = Chain(node.id, node.inputs, (node,), subtasks, sides.get(node.id, {}))
+            count = transformation.parallelism or parallelism
+            chain = Chain(node.id, node.inputs, (node,), count, sides.get(node.id, {}))
+        elif isinstance(transformation, Rebalance):
+            chain = Chain(node.id, node.inputs, (node,), transformation.parallelism)
+        elif len(node.inputs) > 1:
+            chain = Chain(node.id, node.inputs, (node,))
         elif before is not None and _continues(before, node) and set(graph.consumers(before.id)) - by_side == {node.id}:
             del chains[before.id]
-            chains[node.id] = replace(before, id=node.id, nodes=(*before.nodes, node))
+            chain = replace(before, id=node.id, nodes=(*before.nodes, node))
         else:
-            chains[node.id] = Chain(node.id, node.inputs, (node,))
+            count = subtasks[node.inputs[0]]
+            chain = Chain(node.id, node.inputs, (node,), count, forwarded=count > 1)
+        chains[chain.id] = chain
+        subtasks.update(dict.fromkeys([chain.id, *chain.sides.values()], chain.parallelism))
     return tuple(chains.values())
 
 

@@ -24,12 +24,11 @@ from etl.runtime.message import (
     StopReading,
     TakeSnapshot,
 )
+from etl.runtime.split_assigner import FOLLOW_POLL_S, ReadUpTo, SplitAssigner
 from etl.runtime.subtask import Output, Report, Subtask, send
 from etl.runtime.watermark import SourceWatermarks, SplitTime
 from etl.sink import Emit
-from etl.source import Position, Progress, SourceReader, SplitEnumerator
-
-FOLLOW_POLL_S = 0.5
+from etl.source import Position, Progress, SourceReader
 
 
 def _require_storable(uid: str, split_id: str, position: Position) -> None:
@@ -74,44 +73,63 @@ class SourceSettings:
 
 
 class SourceSubtask(Subtask):
-    """Reads splits, sends batches, and at the coordinator's word snapshots its positions and sends a barrier."""
+    """Reads splits, sends batches, and at the coordinator's word snapshots its positions and sends a barrier.
+
+    Args:
+        source: Uid of the source.
+        report: See :class:`Subtask`.
+        assigner: Says what to read; shared by all subtasks of the source.
+        reader: Reads it.
+        outputs: Where batches go.
+        settings: See there.
+        emit: Announces steps.
+        number: Which of the source's subtasks it is.
+
+    Attributes:
+        source: Uid of the source.
+        activity: What the last barrier did not cover.
+        rows_total: Rows read by this subtask.
+    """
 
     def __init__(
         self,
-        uid: str,
+        source: str,
         report: Report,
-        enumerator: SplitEnumerator,
+        assigner: SplitAssigner,
         reader: SourceReader,
-        known: Mapping[str, Position],
         outputs: Sequence[Output],
         settings: SourceSettings,
         emit: Emit,
+        number: int = 0,
     ) -> None:
-        super().__init__(uid, report)
+        super().__init__(source if assigner.subtasks == 1 else f"{source}[{number}]", report)
+        self.source = source
         self.activity = SourceActivity()
         self.rows_total = 0
-        self._enumerator = enumerator
+        self._assigner = assigner
+        self._number = number
         self._reader = reader
-        self._times = None if settings.event_time is None else SourceWatermarks(settings.event_time)
-        self._known: dict[str, Position] = {split_id: self._restored(split_id, known[split_id]) for split_id in known}
+        self._times = self._restored_times(settings.event_time)
         self._moved: dict[str, Position] = {}
+        self._read_up_to: dict[str, ReadUpTo] = {}
         self._outputs = outputs
         self._settings = settings
         self._emit = emit
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._rows = 0
-        self._rows_at_discovery = 0
+        self._rows_at_taking = 0
         self._waited = False
         self._read_at_s = settings.clock.monotonic_s()
         self._reading = True
         self._finished = False
 
-    def _restored(self, split_id: str, stored: Position) -> Position:
-        """What the source itself has stored of a split; its event time goes where it belongs."""
-        time, position = SplitTime.taken_from(split_id, stored)
-        if self._times is not None:
-            self._times.restore(split_id, time)
-        return position
+    def _restored_times(self, event_time: EventTime | None) -> SourceWatermarks | None:
+        if event_time is None:
+            return None
+        times = SourceWatermarks(event_time, self._assigner.floor)
+        for split_id, stored in self._assigner.restored.items():
+            times.restore(split_id, stored)
+        return times
 
     def command(self, command: Command) -> None:
         """Give an order; obeyed at the next batch border. Called by the coordinator."""
@@ -119,7 +137,10 @@ class SourceSubtask(Subtask):
 
     def progress(self) -> Progress:
         """How far reading is; asked by the monitor, from another thread."""
-        return self._reader.progress()
+        progress = self._reader.progress()
+        # What waits for any of the source's subtasks is counted once.
+        waiting_bytes = 0 if self._number else self._assigner.waiting_bytes
+        return Progress(progress.done_bytes, progress.total_bytes + waiting_bytes)
 
     def _loop(self) -> None:
         self.begin()
@@ -130,9 +151,9 @@ class SourceSubtask(Subtask):
 
     def begin(self) -> None:
         """What comes before the first :meth:`poll`."""
-        if self._times is not None and self._times.watermark is not None:
-            send(self._outputs, Watermark(self._times.watermark))
-        self._discover()
+        self._take_splits()
+        if self._times is not None and (watermark := self._times.begin()) is not None:
+            send(self._outputs, watermark)
 
     def poll(self) -> bool:
         """See :meth:`Subtask.poll`: obey the next order, or read when there is none."""
@@ -143,15 +164,24 @@ class SourceSubtask(Subtask):
             return True
         return False
 
-    def _discover(self) -> None:
-        """Assign what there is to read."""
+    def _take_splits(self) -> bool:
+        """Ask for what there is to read; whether there is any."""
         self._collect()
-        splits = self._enumerator.discover(self._known)
+        if self._times is not None:
+            self._times.all_read()
+            # Before a split is taken that held back the watermarks of the others while it waited.
+            if self._assigner.floor() < FOREVER and (watermark := self._times.wake()) is not None:
+                send(self._outputs, watermark)
+        splits = self._assigner.take(self._number, self._read_up_to)
+        self._read_up_to = {}
         if splits:
             self._reader.assign(splits)
-            if self._times is not None:
-                self._times.assigned([split.id for split in splits])
-        self._rows_at_discovery, self._waited = self.rows_total, False
+        if self._times is not None:
+            for split in splits:
+                self._times.restore(split.id, SplitTime(self._assigner.latest_of(split.id)))
+            self._times.assigned([split.id for split in splits])
+        self._rows_at_taking, self._waited = self.rows_total, False
+        return bool(splits)
 
     def _obey_pending(self) -> bool:
         try:
@@ -179,7 +209,9 @@ class SourceSubtask(Subtask):
             self._run_dry()
             return
         if not batch.schema.equals(self._settings.schema):
-            raise InternalError(f"source {self.uid} returned columns {batch.schema}, declared {self._settings.schema}")
+            raise InternalError(
+                f"source {self.source} returned columns {batch.schema}, declared {self._settings.schema}"
+            )
         self.activity.moved = True
         self._rows += batch.num_rows
         self.rows_total += batch.num_rows
@@ -202,19 +234,31 @@ class SourceSubtask(Subtask):
         return self._times.follow(self._reader.split_id, batch, microseconds_since_1970(self._settings.clock.now()))
 
     def _run_dry(self) -> None:
-        if self._times is not None and (watermark := self._times.ran_dry(self._age)) is not None:
-            self._send_watermark(watermark)
-        if not self._settings.follow:
-            if self._settings.drain:
-                self.drain()
-            self._reading = False
-            self._report(SourceDry(self.uid))
-        elif self._waited or self.rows_total > self._rows_at_discovery:
-            self._discover()
-        else:
+        """Nothing is left of the splits that were taken."""
+        may_ask = not self._settings.follow or self._waited or self.rows_total > self._rows_at_taking
+        if may_ask and self._take_splits():
+            return
+        if self._times is not None:
+            self._say_whether_idle(self._times)
+        if self._settings.follow:
             # Also when a split was found: what is new in it may be the beginning of a record that is still written.
             self._waited = True
             self._wait_for_command()
+            return
+        if self._settings.drain:
+            self.drain()
+        self._reading = False
+        self._report(SourceDry(self.uid))
+
+    def _say_whether_idle(self, times: SourceWatermarks) -> None:
+        others_read = self._assigner.others_read(self._number)
+        watermark = times.ran_dry(self._age, others_read=others_read)
+        if watermark is None:
+            return
+        if others_read and not self._assigner.has_given:
+            send(self._outputs, watermark)
+        else:
+            self._send_watermark(watermark)
 
     def drain(self) -> None:
         """Close what is still open in event time; called in the subtask's thread."""
@@ -231,13 +275,14 @@ class SourceSubtask(Subtask):
         self.activity.moved = True
         send(self._outputs, watermark)
 
-    def _age(self, latest: int | None) -> int:
+    def _age(self) -> int:
         """For how long there has been nothing to read, in microseconds.
 
         A run that ends when everything is read cannot wait and see: there the newest row tells by its own time.
         """
         if self._settings.follow:
             return int((self._settings.clock.monotonic_s() - self._read_at_s) * 1_000_000)
+        latest = self._assigner.newest
         return FOREVER if latest is None else microseconds_since_1970(self._settings.clock.now()) - latest
 
     def _wait_for_command(self) -> None:
@@ -250,6 +295,7 @@ class SourceSubtask(Subtask):
         self._collect()
         positions, self._moved = self._moved, {}
         rows, self._rows = self._rows, 0
+        self._assigner.passed_barrier(self._number)
         self.activity.moved = False
         self._report(PositionsSnapshotted(self.uid, order.checkpoint_id, positions, rows))
         if order.hold and not self._await_release(order.checkpoint_id):
@@ -268,12 +314,12 @@ class SourceSubtask(Subtask):
     def _collect(self) -> None:
         moved = self._reader.snapshot_positions()
         for split_id, position in moved.items():
-            _require_storable(self.uid, split_id, position)
-            stored = position if self._times is None else self._times.stored(split_id).added_to(position)
-            self._moved[split_id] = stored
+            _require_storable(self.source, split_id, position)
+            time = SplitTime() if self._times is None else self._times.stored(split_id)
+            self._moved[split_id] = position if self._times is None else time.added_to(position)
+            self._read_up_to[split_id] = ReadUpTo(position, time.latest)
         if moved:
             self.activity.moved = True
-            self._known.update(moved)
 
     def close(self) -> None:
         """See :meth:`Subtask.close`."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from etl.errors import StateError
-from etl.event_time import EventTime, in_microseconds, microseconds_of
+from etl.event_time import FOREVER, EventTime, in_microseconds, microseconds_of
 from etl.lazy import LazyModule
 from etl.runtime.element import Watermark
 from etl.source import Position
@@ -23,7 +23,8 @@ else:
 STORED = "event_time"
 """Under this name a split's event time is stored in its position."""
 
-_LEAST = -(1 << 63)
+LEAST = -(1 << 63)
+"""Before every moment: of a split of which nothing was read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,14 +62,17 @@ class SourceWatermarks:
     """Finds the watermarks of one source subtask, in the order in which it reads.
 
     The watermark of a split is its latest moment less the out-of-orderness. That of the source is the least among the
-    splits that have something to read, and stays where it is while there is none.
+    splits that have something to read, and stays where it is while there is none. Those that other subtasks read are
+    left to them: whoever takes rows of all subtasks takes the least of their watermarks as well.
 
     Args:
         event_time: What the source declares.
+        floor: Of the splits that no subtask has taken yet, see :meth:`SplitAssigner.floor`.
     """
 
-    def __init__(self, event_time: EventTime) -> None:
+    def __init__(self, event_time: EventTime, floor: Callable[[], int] = lambda: FOREVER) -> None:
         self._declared = event_time
+        self._floor = floor
         self._out_of_orderness = in_microseconds(event_time.out_of_orderness)
         self._every = in_microseconds(event_time.every)
         self._latest: dict[str, int] = {}
@@ -80,13 +84,29 @@ class SourceWatermarks:
         """Go on from what was stored with a position."""
         if stored.latest is not None:
             split_id = self._stream(split_id)
-            self._latest[split_id] = max(stored.latest, self._latest.get(split_id, _LEAST))
+            self._latest[split_id] = max(stored.latest, self._latest.get(split_id, LEAST))
         if stored.watermark is not None:
             self.watermark = max(stored.watermark, _or_least(self.watermark))
 
     def stored(self, split_id: str) -> SplitTime:
         """What is to be stored with the position of a split."""
         return SplitTime(self._latest.get(self._stream(split_id)), self.watermark)
+
+    def latest_of(self, split_id: str) -> int | None:
+        """The latest moment among the rows read of a split."""
+        return self._latest.get(self._stream(split_id))
+
+    def begin(self) -> Watermark | None:
+        """With what to begin when the first splits are assigned.
+
+        It is not beyond any of them: what is restored may have been ahead of a split that another subtask was reading.
+        """
+        if self.watermark is None:
+            return None
+        least = min((self._latest.get(one, LEAST) for one in self._to_read), default=FOREVER)
+        released = int(self._stepped(np.asarray([min(least, self._floor())]))[0])
+        self.watermark = None if released == LEAST else min(released, self.watermark)
+        return None if self.watermark is None else Watermark(self.watermark)
 
     def assigned(self, split_ids: Sequence[str]) -> None:
         """These splits will be read, one after the other, behind those assigned before."""
@@ -95,23 +115,33 @@ class SourceWatermarks:
             if stream not in self._to_read:
                 self._to_read.append(stream)
 
-    def ran_dry(self, age: Callable[[int | None], int]) -> Watermark | None:
-        """Everything that was assigned is read.
+    def all_read(self) -> None:
+        """Everything that was assigned is read."""
+        self._to_read.clear()
+
+    def ran_dry(self, age: Callable[[], int], *, others_read: bool = False) -> Watermark | None:
+        """There is nothing to read now.
 
         Args:
-            age: From the latest moment that was read to how long there has been nothing to read, in microseconds.
+            age: For how long there has been nothing, in microseconds.
+            others_read: Whether another subtask speaks for the source.
 
         Returns:
-            The watermark that tells others not to wait, where the source has been idle for long enough.
+            The watermark that tells others not to wait, where another subtask speaks for the source, or the source has
+            been idle for long enough.
         """
-        self._to_read.clear()
         idle_after = self._declared.idle_after
-        if idle_after is None or self._idle:
-            return None
-        if age(max(self._latest.values(), default=None)) < in_microseconds(idle_after):
+        if self._idle or not (others_read or (idle_after is not None and age() >= in_microseconds(idle_after))):
             return None
         self._idle = True
         return Watermark(self.watermark, idle=True)
+
+    def wake(self) -> Watermark | None:
+        """There may be something to read again: the watermark that tells others to wait, where they do not."""
+        if not self._idle:
+            return None
+        self._idle = False
+        return Watermark(self.watermark)
 
     def follow(self, split_id: str, batch: pa.RecordBatch, now: int) -> Iterator[pa.RecordBatch | Watermark]:
         """The rows of a batch with the watermarks that belong between and behind them.
@@ -124,18 +154,17 @@ class SourceWatermarks:
             batch: With the event time's column.
             now: The wall clock, in microseconds since 1970.
         """
-        if self._idle:
-            self._idle = False
-            yield Watermark(self.watermark)
+        if (awake := self.wake()) is not None:
+            yield awake
         stream = self._stream(split_id)
         while self._to_read and self._to_read[0] != stream:
             self._to_read.popleft()
         moments = microseconds_of(batch.column(self._declared.column))
-        happened = np.asarray(moments.fill_null(_LEAST))
+        happened = np.asarray(moments.fill_null(LEAST))
         counted = happened
         if self._declared.future_skew is not None:
-            counted = np.where(happened > now + in_microseconds(self._declared.future_skew), _LEAST, happened)
-        latest = np.maximum.accumulate(np.maximum(counted, self._latest.get(stream, _LEAST)))
+            counted = np.where(happened > now + in_microseconds(self._declared.future_skew), LEAST, happened)
+        latest = np.maximum.accumulate(np.maximum(counted, self._latest.get(stream, LEAST)))
         # What is released behind each row; before it, it is what was released behind the one before.
         released = np.maximum(self._released(latest, stream), _or_least(self.watermark))
         before = np.concatenate([[_or_least(self.watermark)], released[:-1]])
@@ -150,11 +179,13 @@ class SourceWatermarks:
 
     def _released(self, latest: np.ndarray[Any, Any], stream: str) -> np.ndarray[Any, Any]:
         """The watermark behind each row: the least over the splits still to be read, in whole steps."""
-        others = [self._latest.get(other, _LEAST) for other in self._to_read if other != stream]
-        least = np.minimum(latest, min(others, default=latest.max(initial=_LEAST)))
-        known = least > _LEAST + self._out_of_orderness + self._every
+        others = [self._latest.get(other, LEAST) for other in self._to_read if other != stream]
+        return self._stepped(np.minimum(latest, min([*others, self._floor()])))
+
+    def _stepped(self, least: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        known = least > LEAST + self._out_of_orderness + self._every
         stepped = (np.where(known, least, 0) - self._out_of_orderness) // self._every * self._every
-        return np.where(known, stepped, _LEAST)
+        return np.where(known, stepped, LEAST)
 
     def _cut(
         self, batch: pa.RecordBatch, behind: np.ndarray[Any, Any], before: np.ndarray[Any, Any]
@@ -204,7 +235,7 @@ class InputWatermarks:
 
 
 def _or_least(time: int | None) -> int:
-    return _LEAST if time is None else time
+    return LEAST if time is None else time
 
 
 def _shown(time: int | None) -> str | None:

@@ -15,7 +15,9 @@ from etl.lookup import Lookups
 from etl.operator import Operator
 from etl.runtime.channel import Channel, InputGate
 from etl.runtime.plan import MAIN, Chain, Plan, plan_of
+from etl.runtime.rebalance import RebalanceExchange
 from etl.runtime.source_subtask import SourceSettings, SourceSubtask
+from etl.runtime.split_assigner import SplitAssigner
 from etl.runtime.subtask import (
     OperatorSubtask,
     Output,
@@ -114,20 +116,36 @@ class Wiring:
 
     def gate(self, inputs: Sequence[str]) -> InputGate:
         """A gate of a subtask of the main process, with one channel from each subtask of the given nodes."""
-        (gate,) = self.exchange(inputs, (MAIN,), ())
+        (gate,) = self.exchange(inputs, (MAIN,), None)
         return gate
 
     def input_numbers(self, inputs: Sequence[str]) -> list[int]:
         """For each channel of a gate with these inputs, which of them it belongs to."""
         return [number for number, node_id in enumerate(inputs) for _ in self._feeds[node_id]]
 
-    def exchange(self, inputs: Sequence[str], places: Sequence[int], keys: Sequence[Sequence[int]]) -> list[InputGate]:
+    def forward(self, node_id: str, places: Sequence[int]) -> list[InputGate]:
+        """For each of as many subtasks as a node has a gate with a channel from the one of the same number.
+
+        Args:
+            node_id: The node.
+            places: The process of each subtask.
+        """
+        gates = [self.open_gate(1) for _ in places]
+        for feed, place, gate in zip(self._feeds[node_id], places, gates, strict=True):
+            channel = self._connect(feed.place, place, gate.channels[0])
+            if feed.place == self.here:
+                feed.outputs.append(channel)
+        return gates
+
+    def exchange(
+        self, inputs: Sequence[str], places: Sequence[int], keys: Sequence[Sequence[int]] | None
+    ) -> list[InputGate]:
         """For each of several subtasks a gate with a channel from each subtask of the given nodes.
 
         Args:
             inputs: The nodes.
             places: The process of each subtask; the gate of one elsewhere is fed by nobody.
-            keys: For each node the numbers of its columns by which rows are exchanged.
+            keys: For each node the numbers of its columns by which rows are exchanged; None to deal batches out.
         """
         gates = [self.open_gate(len(self.input_numbers(inputs))) for _ in places]
         feeds = [(number, feed) for number, node_id in enumerate(inputs) for feed in self._feeds[node_id]]
@@ -137,7 +155,8 @@ class Wiring:
                 for place, gate in zip(places, gates, strict=True)
             ]
             if feed.place == self.here:
-                feed.outputs.append(channels[0] if len(channels) == 1 else _exchange(channels, keys[number]))
+                by = None if keys is None else keys[number]
+                feed.outputs.append(channels[0] if len(channels) == 1 else _exchange(channels, index, by))
         return gates
 
     def _connect(self, sender: int, receiver: int, channel: Channel) -> Output:
@@ -175,7 +194,9 @@ class Wiring:
                 unstarted.callback(subtask.close)
 
 
-def _exchange(channels: Sequence[Output], keys: Sequence[int]) -> Output:
+def _exchange(channels: Sequence[Output], sender: int, keys: Sequence[int] | None) -> Output:
+    if keys is None:
+        return RebalanceExchange(channels, sender)
     # Imported here: jobs without keyed state do not wait for NumPy.
     from etl.runtime.exchange import HashExchange
 
@@ -203,7 +224,7 @@ def wire(
     Returns:
         Those of the sources, in the order of their declaration.
     """
-    sources = [_wire_source(wiring, environment, node, positions) for node in environment.graph.sources]
+    sources = [one for node in environment.graph.sources for one in _wire_source(wiring, environment, node, positions)]
     wire_chains(wiring, environment.job, environment.graph, stored, plan)
     for node, part in zip(environment.graph.sinks, parts, strict=True):
         gate = wiring.gate([node.input])
@@ -213,27 +234,34 @@ def wire(
     return sources
 
 
-def _wire_source(wiring: Wiring, environment: RunEnvironment, node: SourceNode, positions: Positions) -> SourceSubtask:
+def _wire_source(
+    wiring: Wiring, environment: RunEnvironment, node: SourceNode, positions: Positions
+) -> list[SourceSubtask]:
     context = SourceContext(node.uid, environment.job.base_dir, environment.follow, environment.warn)
-    subtask = SourceSubtask(
-        node.uid,
-        wiring.report,
+    assigner = SplitAssigner(
         node.source.create_enumerator(context),
-        node.source.create_reader(context),
         positions.get(node.uid, {}),
-        wiring.produce(node.id)[0],
-        SourceSettings(
-            node.schema.to_arrow(),
-            environment.job.checkpoint.rows,
-            environment.follow,
-            environment.clock,
-            node.event_time,
-            environment.drain,
-        ),
-        wiring.emit,
+        node.parallelism,
+        follow=environment.follow,
+        clock=environment.clock,
     )
-    wiring.subtasks.append(subtask)
-    return subtask
+    rows = environment.job.checkpoint.rows
+    settings = SourceSettings(
+        node.schema.to_arrow(),
+        None if rows is None else -(-rows // node.parallelism),
+        environment.follow,
+        environment.clock,
+        node.event_time,
+        environment.drain,
+    )
+    subtasks = []
+    for number, outputs in enumerate(wiring.produce(node.id, (MAIN,) * node.parallelism)):
+        reader = node.source.create_reader(context)
+        subtasks.append(
+            SourceSubtask(node.uid, wiring.report, assigner, reader, outputs, settings, wiring.emit, number)
+        )
+        wiring.subtasks.append(subtasks[-1])
+    return subtasks
 
 
 def wire_chains(
@@ -252,7 +280,10 @@ def wire_chains(
     cuts = iter(_wire_snapshots(wiring, plan))
     for chain in plan.chains:
         places = plan.places[chain.id]
-        gates = wiring.exchange(chain.inputs, places, _key_columns(graph, chain))
+        if chain.forwarded:
+            gates = wiring.forward(chain.inputs[0], places)
+        else:
+            gates = wiring.exchange(chain.inputs, places, _key_columns(graph, chain))
         outputs = wiring.produce(chain.id, places)
         side_outputs = {tag: wiring.produce(node_id, places) for tag, node_id in chain.sides.items()}
         # Taken out: what is restored lies in the operators' own columns and is not kept a second time.
@@ -269,7 +300,7 @@ def wire_chains(
                     outputs[number],
                     next(cuts) if chain.stateful is not None else None,
                     side_outputs={tag: of_side[number] for tag, of_side in side_outputs.items()},
-                    inputs=wiring.input_numbers(chain.inputs),
+                    inputs=None if chain.forwarded else wiring.input_numbers(chain.inputs),
                     clock=wiring.clock,
                 )
                 wiring.subtasks.append(subtask)
@@ -291,10 +322,10 @@ def _wire_snapshots(wiring: Wiring, plan: Plan) -> Sequence[Channel]:
     return gate.channels
 
 
-def _key_columns(graph: JobGraph, chain: Chain) -> list[list[int]]:
-    """For each input of a chain, by which of its columns rows are exchanged."""
+def _key_columns(graph: JobGraph, chain: Chain) -> list[list[int]] | None:
+    """For each input of a chain, by which of its columns rows are exchanged; None where there is no key."""
     if chain.stateful is None:
-        return []
+        return None
     found = []
     for node_id, keys in zip(chain.inputs, chain.stateful.keys_of_inputs, strict=True):
         names = graph.node(node_id).schema.names

@@ -135,7 +135,7 @@ class _CsvEnumerator(SplitEnumerator):
             offset = 0 if position is None else position.offset
             size = verify_unchanged(opened, file.split, position) if position else _size(opened)
             if size > offset and not self._must_wait(opened, offset, size):
-                return Split(file.split, stored)
+                return Split(file.split, stored, size - offset)
         return None
 
     def _must_wait(self, opened: BinaryIO, offset: int, size: int) -> bool:
@@ -195,6 +195,8 @@ class _CsvReader(SourceReader):
         self._note_position()
         moved = {split: self._reached[split].to_json() for split in sorted(self._moved)}
         self._moved.clear()
+        # From here on the position that is handed in counts: another reader may read on in a file that has grown.
+        self._reached = {split: one for split, one in self._reached.items() if split == self._split and self._current}
         return moved
 
     def progress(self) -> Progress:
@@ -213,7 +215,10 @@ class _CsvReader(SourceReader):
         except FileNotFoundError as error:
             raise TransientError(f"{split.id}: the file vanished before it was read") from error
         self._current = CsvFileReader(self._file, file, self._context.uid, self._rules, self._limits)
-        self._current.open_at(self._start_of(split))
+        start = self._start_of(split)
+        self._current.open_at(start)
+        if start is not None:
+            self._reached[split.id] = start
 
     def _start_of(self, split: Split) -> FilePosition | None:
         # What this reader has returned counts, even when the position handed in was stored before that.

@@ -21,7 +21,7 @@ from etl.key_group import (
     hash_within_groups,
     subtasks_of_hashes,
 )
-from etl.keyed import PARALLELISM_MAX
+from etl.transformation import PARALLELISM_MAX
 
 
 def hashes(*columns: tuple[Sequence[Any], pa.DataType]) -> list[int]:

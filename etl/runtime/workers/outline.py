@@ -24,7 +24,7 @@ def outline_of(job: Job, graph: JobGraph) -> Outline:
 def _described(node: Node) -> str:
     match node:
         case SourceNode():
-            what = type(node.source).__name__
+            what = f"{type(node.source).__name__} in {node.parallelism} subtask(s)"
         case SinkNode():
             what = type(node.sink).__name__
         case _:

@@ -20,7 +20,7 @@ from etl.runtime.channel import ChannelClosedError
 from etl.runtime.classification import classify
 from etl.runtime.executor import ThreadExecutor
 from etl.runtime.message import Failed, Message
-from etl.runtime.plan import plan_of
+from etl.runtime.plan import MAIN, plan_of
 from etl.runtime.subtask import failure_of
 from etl.runtime.wiring import Wiring, wire_chains
 from etl.runtime.workers.control import (
@@ -139,7 +139,7 @@ class Worker:
         wiring = self._wiring
         wiring.here, wiring.links = assignment.worker, InheritedEnds(dict(assignment.channels))
         for source in graph.sources:
-            wiring.produce(source.id)
+            wiring.produce(source.id, (MAIN,) * source.parallelism)
         wire_chains(wiring, job, graph, {}, plan)
         for sink in graph.sinks:
             wiring.gate([sink.input])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from copy import copy
+from dataclasses import replace
 
 import pyarrow as pa
 
@@ -16,6 +17,7 @@ from etl.lookup import LookupContext
 from etl.runtime.channel import InputGate
 from etl.runtime.message import Message, PositionsSnapshotted, StateSnapshotted, TakeSnapshot, UnitStaged
 from etl.runtime.source_subtask import SourceSettings, SourceSubtask
+from etl.runtime.split_assigner import SplitAssigner
 from etl.runtime.subtask import SinkSubtask
 from etl.runtime.wiring import Wiring, wire_chains
 from etl.sink import Connection
@@ -84,7 +86,7 @@ class SteppedAttempt:
         self._sources = {node.uid: self._source(node, batches[node.uid]) for node in graph.sources}
         scaled = copy(job)
         scaled.parallelism = parallelism
-        wire_chains(self._wiring, scaled, graph, self._stored.restored_state())
+        wire_chains(self._wiring, scaled, _in_script_order(graph), self._stored.restored_state())
         for node in graph.sinks:
             gate = self._wiring.gate([node.input])
             writer = self._writers[node.uid] = CollectingWriter(node.uid)
@@ -101,9 +103,8 @@ class SteppedAttempt:
         subtask = SourceSubtask(
             node.uid,
             wiring.report,
-            ScriptEnumerator(),
+            SplitAssigner(ScriptEnumerator(), self._stored.restored_positions().get(node.uid, {})),
             reader,
-            self._stored.restored_positions().get(node.uid, {}),
             wiring.produce(node.id)[0],
             SourceSettings(node.schema.to_arrow(), None, False, wiring.clock, node.event_time),
             wiring.emit,
@@ -171,3 +172,9 @@ class SteppedAttempt:
         missing = {*self._sources, *self._writers, *self._wiring.stateful} - acknowledged
         if missing:
             raise InternalError(f"a barrier did not come to {', '.join(sorted(missing))}")
+
+
+def _in_script_order(graph: JobGraph) -> JobGraph:
+    """The graph with one subtask a source, which reads what the script says, in its order."""
+    nodes = (replace(node, parallelism=1) if isinstance(node, SourceNode) else node for node in graph.nodes)
+    return JobGraph(tuple(nodes))

@@ -10,13 +10,13 @@ import pyarrow as pa
 from etl.errors import ConfigurationError, Finding
 from etl.graph import JobGraph
 from etl.job import Job
-from etl.keyed import PARALLELISM_MAX
 from etl.testing.harness.attempt import SteppedAttempt
 from etl.testing.harness.clock import ManualClock, clock_begins
 from etl.testing.harness.marks import Checkpoint, Crash, Drain, Mark, Rescale, Wait
 from etl.testing.harness.memory import StoredCheckpoint
 from etl.testing.harness.result import Result
 from etl.testing.harness.script import AdvanceTo, Read, Script, Step, read_script
+from etl.transformation import PARALLELISM_MAX
 
 
 def play(

@@ -13,10 +13,10 @@ import pyarrow as pa
 from etl.errors import ConfigurationError, Finding, RecordError
 from etl.event_time import microseconds_of
 from etl.graph import JobGraph, SourceNode
-from etl.keyed import PARALLELISM_MAX
 from etl.operators.exact import array_of_values, batch_of_frame, batch_of_values, frame_of
 from etl.schema import Schema
 from etl.testing.harness.marks import Advance, Checkpoint, Crash, Drain, Mark, Rescale, Rows, Wait
+from etl.transformation import PARALLELISM_MAX
 
 MARKS = "rows(…), checkpoint(), crash(), rescale(…), advance(…), drain() or wait(…)"
 

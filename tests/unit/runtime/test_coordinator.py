@@ -103,7 +103,7 @@ class World:
             mode=mode,
             policy=policy,
             checkpoint_id=4,
-            sources=[SourceHandle("src", self._command, self.activity)],
+            sources=[SourceHandle("src", "src", self._command, self.activity)],
             committers={"two": RecordingCommitter(self.log), "plain": None},
             subtasks=["src", "two", "plain"],
             stateful=stateful,

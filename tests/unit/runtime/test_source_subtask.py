@@ -24,7 +24,8 @@ from etl.runtime.message import (
     SubtaskEnded,
     TakeSnapshot,
 )
-from etl.runtime.source_subtask import FOLLOW_POLL_S, SourceSettings, SourceSubtask
+from etl.runtime.source_subtask import SourceSettings, SourceSubtask
+from etl.runtime.split_assigner import FOLLOW_POLL_S, SplitAssigner
 from etl.source import Position, SourceReader, Split, SplitEnumerator
 from tests.support.scripted import COLUMNS
 
@@ -52,8 +53,9 @@ class _Positions(SourceReader):
 def reports(positions: Mapping[str, Any]) -> list[Message]:
     inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
     settings = SourceSettings(COLUMNS.to_arrow(), None, follow=False)
+    assigner = SplitAssigner(_NothingNew(), {})
     subtask = SourceSubtask(
-        "src", inbox.put, _NothingNew(), _Positions(positions), {}, [], settings, lambda *_names, **_fields: None
+        "src", inbox.put, assigner, _Positions(positions), [], settings, lambda *_names, **_fields: None
     )
     subtask.command(Finish())
     subtask.run()
@@ -74,8 +76,9 @@ class _AlwaysPending(SplitEnumerator):
 def test_following_waits_when_what_is_pending_yields_no_rows() -> None:
     enumerator = _AlwaysPending()
     settings = SourceSettings(COLUMNS.to_arrow(), None, follow=True)
+    assigner = SplitAssigner(enumerator, {}, follow=True)
     subtask = SourceSubtask(
-        "src", lambda _message: None, enumerator, _Positions({}), {}, [], settings, lambda *_names, **_fields: None
+        "src", lambda _message: None, assigner, _Positions({}), [], settings, lambda *_names, **_fields: None
     )
     timer = threading.Timer(2.2 * FOLLOW_POLL_S, lambda: subtask.command(Finish()))
     timer.start()
@@ -137,9 +140,8 @@ def test_event_time_goes_out_and_is_stored_and_the_stream_is_drained() -> None:
     enumerator = _TwoSplits()
     stored = {"next": 1, "event_time": {"latest": None, "watermark": "1970-01-01T00:00:05.000000"}}
     settings = SourceSettings(MOMENTS, None, follow=False, event_time=EventTime("at"), drain=True)
-    subtask = SourceSubtask(
-        "src", inbox.put, enumerator, _Moments(), {"old": stored}, [Kept()], settings, lambda *_names, **_fields: None
-    )
+    assigner = SplitAssigner(enumerator, {"old": stored})
+    subtask = SourceSubtask("src", inbox.put, assigner, _Moments(), [Kept()], settings, lambda *_names, **_fields: None)
     subtask.begin()
     while subtask.poll():
         pass
@@ -149,7 +151,7 @@ def test_event_time_goes_out_and_is_stored_and_the_stream_is_drained() -> None:
         pass
 
     assert enumerator.known == {"old": {"next": 1}}
-    assert sent == [Watermark(5_000_000), 2, 1, Watermark(15_000_000), Watermark(FOREVER), Barrier(1)]
+    assert sent == [2, 1, Watermark(15_000_000), Watermark(FOREVER), Barrier(1)]
     messages = [inbox.get_nowait() for _ in range(inbox.qsize())]
     assert messages[0] == SourceDry("src")
     assert isinstance(messages[1], PositionsSnapshotted)

@@ -62,7 +62,7 @@ def test_split_that_waits_holds_the_watermark_back() -> None:
     times.assigned(["a", "b"])
     assert shown(times.follow("a", batch(10, 20), 0)) == [[10, 20]]
     assert shown(times.follow("b", batch(5), 0)) == [[5], (5, False)]
-    assert times.ran_dry(lambda _: 10**18) is None
+    assert times.ran_dry(lambda: 10**18) is None
     times.assigned(["a"])
     assert shown(times.follow("a", batch(21), 0)) == [[21], (21, False)]
 
@@ -84,9 +84,9 @@ def test_source_is_idle_after_a_while_and_wakes_up() -> None:
     times = made(idle_after=timedelta(seconds=60))
     times.assigned(["a"])
     list(times.follow("a", batch(10), 0))
-    assert times.ran_dry(lambda latest: 59 * SECOND) is None
-    assert times.ran_dry(lambda latest: 60 * SECOND) == Watermark(10 * SECOND, idle=True)
-    assert times.ran_dry(lambda latest: 61 * SECOND) is None
+    assert times.ran_dry(lambda: 59 * SECOND) is None
+    assert times.ran_dry(lambda: 60 * SECOND) == Watermark(10 * SECOND, idle=True)
+    assert times.ran_dry(lambda: 61 * SECOND) is None
     times.assigned(["a"])
     assert shown(times.follow("a", batch(10), 0)) == [(10, False), [10]]
 

@@ -1,4 +1,4 @@
-"""Several streams as one: the channels are merged by the runtime, so the rows only pass."""
+"""Nothing is done to the rows where the runtime does it all: it merges channels, or deals batches out to them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pyarrow as pa
 from etl.operator import Operator
 
 
-class UnionOperator(Operator):
-    """Hands on what it is given; all inputs have the same columns."""
+class PassingOperator(Operator):
+    """Hands on what it is given."""
 
     def process(self, batch: pa.RecordBatch) -> Iterable[pa.RecordBatch]:
         """The batch itself."""
