@@ -172,7 +172,8 @@ class SourceSubtask(Subtask):
             # Before a split is taken that held back the watermarks of the others while it waited.
             if self._assigner.floor() < FOREVER and (watermark := self._times.wake()) is not None:
                 send(self._outputs, watermark)
-        splits = self._assigner.take(self._number, self._read_up_to)
+        reached = None if self._times is None else self._times.watermark
+        splits = self._assigner.take(self._number, self._read_up_to, reached)
         self._read_up_to = {}
         if splits:
             self._reader.assign(splits)
@@ -252,6 +253,8 @@ class SourceSubtask(Subtask):
 
     def _say_whether_idle(self, times: SourceWatermarks) -> None:
         others_read = self._assigner.others_read(self._number)
+        if not others_read and (reached := times.catch_up(self._assigner.watermark)) is not None:
+            self._send_watermark(reached)
         watermark = times.ran_dry(self._age, others_read=others_read)
         if watermark is None:
             return

@@ -37,11 +37,13 @@ class _Reader:
         reads: Ids of the splits it has.
         barriers: How many it has passed.
         dry: Whether it was told that there is nothing for it.
+        watermark: Its watermark when it asked last.
     """
 
     reads: tuple[str, ...] = ()
     barriers: int = 0
     dry: bool = False
+    watermark: int | None = None
 
 
 class SplitAssigner:
@@ -91,12 +93,13 @@ class SplitAssigner:
         self._lock = Lock()
         self._discovery = Lock()
 
-    def take(self, subtask: int, read: Mapping[str, ReadUpTo]) -> Sequence[Split]:
+    def take(self, subtask: int, read: Mapping[str, ReadUpTo], watermark: int | None = None) -> Sequence[Split]:
         """What a subtask is to read next; called by it when it has read everything that it has.
 
         Args:
             subtask: Its number.
             read: What has moved since it asked last.
+            watermark: Its watermark.
 
         Returns:
             Splits with the positions to start from; none when there is nothing for it now, or nothing any more where
@@ -107,6 +110,7 @@ class SplitAssigner:
         """
         with self._lock:
             self._give_back(subtask, read)
+            self._readers[subtask].watermark = watermark
             if splits := self._hand_out(subtask):
                 return splits
         self._discover()
@@ -126,6 +130,12 @@ class SplitAssigner:
         """Whether a dry subtask need not speak for the source: somebody reads, or another one became dry later."""
         with self._lock:
             return self._last_dry != subtask or not all(reader.dry for reader in self._readers)
+
+    @property
+    def watermark(self) -> int | None:
+        """The highest watermark of a subtask: that of the source when all of them are dry."""
+        with self._lock:
+            return max((reader.watermark for reader in self._readers if reader.watermark is not None), default=None)
 
     def latest_of(self, split_id: str) -> int | None:
         """The latest moment among the rows of a split, as far as it was given back."""

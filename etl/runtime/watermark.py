@@ -119,6 +119,13 @@ class SourceWatermarks:
         """Everything that was assigned is read."""
         self._to_read.clear()
 
+    def catch_up(self, time: int | None) -> Watermark | None:
+        """Nothing is left of the whole source, whose watermark has come to a moment in another subtask."""
+        if time is None or time <= _or_least(self.watermark):
+            return None
+        self.watermark = time
+        return Watermark(time)
+
     def ran_dry(self, age: Callable[[], int], *, others_read: bool = False) -> Watermark | None:
         """There is nothing to read now.
 

@@ -27,7 +27,7 @@ _LOOK_AHEAD_BYTES = 1 << 16
 
 
 class CsvFiles(Source):
-    """Files of comma-separated values, read in natural order of their names; each file is a split.
+    """Files of comma-separated values; each is a split. One subtask reads them in natural order of their names.
 
     The format is RFC 4180 with a header, UTF-8, LF or CRLF; ``docs/csv.md`` tells every rule. Files that grow are
     read on from where they ended; files that are rewritten or truncated stop the run.

@@ -88,3 +88,16 @@ def test_explain_lists_everything_that_is_wrong(project: Project) -> None:
     first, *findings = done.stderr.splitlines()
     assert first == 'etl: error: job "empty": 3 problem(s)'
     assert [finding.split(":")[0] for finding in findings] == ["  - schedule", "  - job", "  - job"]
+
+
+def test_explain_says_in_how_many_subtasks(project: Project) -> None:
+    job = JOB.replace('"right", Numbers(count=5)', '"right", Numbers(count=5), parallelism=3')
+    project.write("jobs/numbers.py", job.replace("union(right)", "union(right.rebalance(2).filter(pl.col('n') > 2))"))
+
+    lines = project.etl("explain", "jobs.numbers").stdout.splitlines()
+    nodes = json.loads(project.etl("explain", "jobs.numbers", "--json").stdout)["nodes"]
+
+    assert "  source right: the numbers below 5, in 3 subtasks" in lines
+    assert "  └─ rebalance-1: rebalance over 2 subtask(s)" in lines
+    found = {node["id"]: node["parallelism"] for node in nodes}
+    assert [found[one] for one in ("left", "right", "rebalance-1", "filter-2", "union-1", "all")] == [1, 3, 2, 2, 1, 1]

@@ -149,6 +149,15 @@ def test_first_of_several_inputs_weakens_sinks_that_show_rows_early(
     assert '"seen": its state is stored with the positions' in found.reasons
 
 
+@pytest.mark.parametrize("rebalanced", [False, True])
+def test_rows_out_of_order_weaken_sinks_that_show_rows_early(rebalanced: bool) -> None:
+    job = Job("revenue")
+    orders = job.read("orders", DeclaredSource(), parallelism=1 if rebalanced else 2)
+    orders = orders.rebalance(2) if rebalanced else orders
+    orders.deduplicate("seen", "status").write("out", VersionedSink())
+    assert guarantees_of(job.graph(), CheckpointMode.EXACTLY_ONCE)[0].guarantee is Guarantee.AT_LEAST_ONCE
+
+
 def test_aggregation_does_not_care_which_input_comes_first() -> None:
     job, orders = orders_job()
     united = orders.union(job.read("more", DeclaredSource()))

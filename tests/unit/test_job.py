@@ -12,6 +12,7 @@ import pytest
 
 import etl
 from etl import CheckpointMode, CheckpointPolicy, ConfigurationError, Job, RestartPolicy
+from etl.event_time import EventTime
 from etl.job import find_jobs
 from tests.support.declarations import DeclaredSink, DeclaredSource, orders_job
 
@@ -170,6 +171,25 @@ def test_parallelism_is_a_number_of_key_groups_at_most(parallelism: object) -> N
     assert [problem.split(": ", 1)[1] for problem in problems(other)] == [
         f"parallelism {parallelism!r} is not 1 to 128"
     ]
+
+
+@pytest.mark.parametrize("parallelism", [0, 129, -1, 1.5, True, "2"])
+def test_parallelism_of_sources_and_of_a_rebalance_has_the_same_bounds(parallelism: object) -> None:
+    job = Job("revenue")
+    orders = job.read("orders", DeclaredSource(), parallelism=parallelism)  # type: ignore[arg-type]
+    orders.write("out", DeclaredSink())
+    orders.rebalance(parallelism).write("dealt", DeclaredSink())  # type: ignore[arg-type]
+    assert [problem.split(": ", 1)[1] for problem in problems(job)] == [
+        f"parallelism {parallelism!r} is not 1 to 128"
+    ] * 2
+
+
+def test_splits_in_sequence_are_refused_in_parallel() -> None:
+    job = Job("revenue")
+    source = DeclaredSource({"at": "timestamptz"})
+    job.read("a", source, event_time=EventTime("at", in_sequence=True), parallelism=2).write("b", DeclaredSink())
+    (problem,) = problems(job)
+    assert problem.endswith(": its splits follow one another in time, and 2 subtasks would read them at once")
 
 
 def test_state_is_refused_where_positions_are_stored_before_it() -> None:

@@ -16,6 +16,7 @@ from etl.runtime.channel import InputGate
 from etl.runtime.element import Barrier, EndOfInput
 from etl.runtime.exchange import HashExchange
 from etl.runtime.plan import chains_of
+from etl.runtime.rebalance import RebalanceExchange
 from tests.support.declarations import DeclaredSink, DeclaredSource, orders_job
 
 
@@ -92,6 +93,38 @@ def test_steps_behind_an_operator_run_in_its_subtasks() -> None:
     assert behind.stateful is not None
     assert [node.id for node in behind.nodes] == ["seen", "filter-2", "with_columns-1"]
     assert [behind.subtask_uid(number) for number in range(3)] == [f"with_columns-1[{number}]" for number in range(3)]
+
+
+def test_steps_have_as_many_subtasks_as_what_they_follow() -> None:
+    job = Job("revenue")
+    orders = job.read("orders", DeclaredSource(), parallelism=3)
+    orders.filter(pl.col("id") > 1).write("out", DeclaredSink())
+    dealt = orders.rebalance(2)
+    dealt.filter(pl.col("id") > 2).write("more", DeclaredSink())
+    dealt.filter(pl.col("id") > 3).deduplicate("seen", "id", parallelism=4).write("seen-out", DeclaredSink())
+    orders.union(dealt).write("united", DeclaredSink())
+    chains = {chain.id: (chain.parallelism, chain.forwarded) for chain in chains_of(job.graph())}
+    assert chains == {
+        "filter-1": (3, True),
+        "rebalance-1": (2, False),
+        "filter-2": (2, True),
+        "filter-3": (2, True),
+        "seen": (4, False),
+        "union-1": (1, False),
+    }
+
+
+def test_batches_are_dealt_out_in_turn_and_all_else_goes_to_all() -> None:
+    gates = [InputGate(1) for _ in range(3)]
+    exchange = RebalanceExchange([gate.channels[0] for gate in gates], 4)
+    batches = [batch([number]) for number in range(4)]
+    for element in (batches[0], Barrier(1), *batches[1:], EndOfInput()):
+        exchange.put(element)
+    assert [received(gate) for gate in gates] == [
+        [Barrier(1), batches[2], EndOfInput()],
+        [batches[0], Barrier(1), batches[3], EndOfInput()],
+        [Barrier(1), batches[1], EndOfInput()],
+    ]
 
 
 @pytest.mark.parametrize("default", [1, 4])

@@ -196,7 +196,7 @@ def test_split_that_is_listed_twice_is_refused() -> None:
         def discover(self, known: Mapping[str, Position]) -> Sequence[Split]:
             return [Split("a"), Split("a")]
 
-    with pytest.raises(InternalError, match="^Twice listed a split twice$"):
+    with pytest.raises(InternalError, match=r"^Twice listed a split twice$"):
         SplitAssigner(Twice(), {}).take(0, {})
 
 
