@@ -46,7 +46,8 @@ class Rehearsal(Job):
         if isinstance(node, SinkNode):
             return replace(node, sink=aimed(node, self._scratch))
         if isinstance(node, SourceNode) and self._sample is not None:
-            return replace(node, source=SampledSource(node.source, self._sample))
+            # In one subtask: which rows are the first ones must not be decided by chance.
+            return replace(node, source=SampledSource(node.source, self._sample), parallelism=1)
         return node
 
 
