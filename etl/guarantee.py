@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import assert_never
 
 from etl.graph import JobGraph, Node, OperatorNode, SinkNode, SourceNode, TransformationNode, inputs_of
+from etl.joins import Join
 from etl.keyed import Aggregate
 from etl.sink import CheckpointMode, Delivery
 from etl.transformation import Rebalance
@@ -225,8 +226,10 @@ def _depends_on_arrival(graph: JobGraph, node: OperatorNode) -> bool:
     """Whether it lets the first row of a key pass, or judges each row by those before, and chance decides the order.
 
     An aggregation is not among them, unless rows may come late for it: it emits a key again and again, and the last
-    row of it is what stays.
+    row of it is what stays. A join is: whether a row that breaks its promise is late depends on which input is ahead.
     """
+    if isinstance(node.transformation, Join):
+        return True
     if isinstance(node.transformation, Aggregate) and not isinstance(node.transformation, WindowAggregate):
         return False
     before = [one for one in graph.upstream(node.id) if one.id != node.id]

@@ -105,7 +105,7 @@ def test_orders_and_payments_find_each_other_over_runs(examples: ExampleProject)
         wait_until(lambda: process.poll() is not None or examples.count(begun), "a run", timeout_s=60)
     process.wait()
     invent(examples, 19, seed=2, count=500)
-    examples.run("jobs.payments")
+    examples.run("jobs.payments", "--workers", "2")
     before, all_of_it = written(examples), expected(examples)
     assert all(before[table] <= all_of_it[table] for table in TABLES)
 

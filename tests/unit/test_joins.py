@@ -227,3 +227,15 @@ def test_lookup_may_find_something_else_on_a_replay() -> None:
         (promise,) = guarantees_of(job.graph(), CheckpointMode.EXACTLY_ONCE)
         assert promise.guarantee is guarantee
         assert any('"named" is not deterministic' in reason for reason in promise.reasons)
+
+
+@pytest.mark.parametrize("sink", [DeclaredSink(), IdempotentSink()])
+def test_which_row_is_late_depends_on_what_arrives_first(sink: DeclaredSink) -> None:
+    job = Job("paid")
+    orders = job.read("orders", DeclaredSource(ORDERS), event_time=EventTime("at"))
+    payments = job.read("payments", DeclaredSource(PAYMENTS), event_time=EventTime("at"))
+    interval(orders, payments).write("out", sink)
+    (promise,) = guarantees_of(job.graph(), CheckpointMode.EXACTLY_ONCE)
+    shows_early = isinstance(sink, IdempotentSink)
+    assert promise.guarantee is (Guarantee.AT_LEAST_ONCE if shows_early else Guarantee.EXACTLY_ONCE)
+    assert any("in which rows of several inputs arrive" in reason for reason in promise.reasons) is shows_early

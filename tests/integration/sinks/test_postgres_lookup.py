@@ -179,10 +179,10 @@ def end_lookups(server: Connection) -> int:
 CUSTOMERS = PostgresLookup("customers", key="id", columns={"id": "int8", "name": "text", "since": "date"})
 
 
-def shop(orders: Path, **changed: Any) -> Job:
+def shop(orders: Path, lookup: PostgresLookup = CUSTOMERS, **changed: Any) -> Job:
     job = Job("shop", checkpoint=CheckpointPolicy(rows=4), restart=RestartPolicy(delay_s=0.01))
     source = CsvFiles(f"{orders}/*.csv", {"n": "int4", "customer": "int8"}, batch_rows=2)
-    named = job.read("orders", source).lookup_join("named", CUSTOMERS, on="customer", **changed)
+    named = job.read("orders", source).lookup_join("named", lookup, on="customer", **changed)
     named.write("out", TwoPhaseCommitSink(PostgresTable("named", create=True)))
     return job
 
@@ -244,3 +244,20 @@ def test_session_that_is_cut_in_the_middle_costs_an_attempt_and_no_row(
 def test_lookup_that_cannot_work_stops_the_run_before_it_starts(store_url: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"table public.customers: it does not exist"):
         run(store_url, shop(tmp_path))
+
+
+def test_table_may_lie_in_another_database_that_knows_nothing_of_jobs(
+    store_url: str, database_url: str, server: Connection, tmp_path: Path
+) -> None:
+    with closing(psycopg.connect(database_url, autocommit=True)) as other:
+        other.execute("CREATE TABLE customers (id int8 PRIMARY KEY, name text)")
+        other.execute("INSERT INTO customers VALUES (1, 'Ada')")
+    (tmp_path / "1.csv").write_text("n,customer\n1,1\n2,2\n")
+    lookup = PostgresLookup("customers", key="id", columns={"id": "int8", "name": "text"}, database="crm")
+    with pytest.raises(ConfigurationError, match='lookup join named: database "crm" is not configured'):
+        run(store_url, shop(tmp_path, lookup))
+
+    store, databases = Database(store_url, "store"), {"crm": Database(database_url, "crm")}
+    job = shop(tmp_path, lookup)
+    assert run_job(job, store, databases, RunOptions(warn=print), Telemetry(), StopSignal()).exit_code == 0
+    assert server.execute("SELECT * FROM named ORDER BY n").fetchall() == [(1, 1, "Ada"), (2, 2, None)]
