@@ -60,7 +60,7 @@ COMMANDS: Mapping[str, LazyCommand] = {
     "chaos": LazyCommand("etl.cli.chaos:chaos", "Kill a job at every step, on scratch copies, and compare."),
     "status": LazyCommand("etl.cli.status:status", "Show where each job stands."),
     "history": LazyCommand("etl.cli.history:history", "Show past runs."),
-    "state": LazyCommand("etl.cli.state:state", "Show and export what operators remember."),
+    "state": LazyCommand("etl.cli.state:state", "Show, export and compare what operators remember."),
     "savepoint": LazyCommand("etl.cli.savepoint:savepoint", "Keep checkpoints under a name, to go back to."),
     "crontab": LazyCommand("etl.cli.crontab:crontab", "Print crontab lines for the jobs that have a schedule."),
     "db": LazyCommand("etl.cli.db:db", "Create, upgrade and inspect the schema etl of a database."),

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import itertools
-import json
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
 import click
-import pyarrow as pa
 
 from etl.cli.connecting import load_settings, open_store, query
 from etl.cli.output import format_bytes, format_table, write_json, write_line, write_out
+from etl.cli.state_diff import diff
+from etl.cli.state_rows import StateRow, spelled_rows, to_json
 from etl.cli.status import jsonable, unknown_job
 from etl.errors import ConfigurationError
 from etl.settings import Settings
@@ -49,7 +48,7 @@ class _Checkpoint:
 
 @click.group()
 def state() -> None:
-    """Show and export what operators remember, as of the last completed checkpoint."""
+    """Show and export what operators remember, and compare it between checkpoints."""
 
 
 @state.command()
@@ -65,7 +64,7 @@ def show(job: str, operator: str | None, limit: int, as_json: bool) -> None:
         return
     rows = list(itertools.islice(_rows(settings, job, operator), limit))
     if as_json:
-        write_out(_json(rows, indent=2))
+        write_out(to_json(rows, indent=2))
     elif rows:
         headers = [name for part in rows[0].values() for name in part]
         write_out(
@@ -81,7 +80,10 @@ def show(job: str, operator: str | None, limit: int, as_json: bool) -> None:
 def export(job: str, operator: str) -> None:
     """Print everything that OPERATOR (its uid) of JOB (its name) remembers, as JSON Lines, a line for each key."""
     for row in _rows(load_settings(), job, operator):
-        write_out(_json(row))
+        write_out(to_json(row))
+
+
+state.add_command(diff)
 
 
 def _show_operators(settings: Settings, job: str, *, as_json: bool) -> None:
@@ -103,40 +105,8 @@ def _operator_cells(row: Mapping[str, Any]) -> tuple[Any, ...]:
     return (row["operator"], *size, last_changed or "-", event_time or "-", row["late_rows"])
 
 
-def _rows(settings: Settings, job: str, operator: str) -> Iterator[dict[str, dict[str, Any]]]:
-    """For each key ``{"key": {…}, "state": {…}}``, with values as JSON has them: exact decimals and times as text."""
-    # Imported here: the list of operators is shown without NumPy.
-    from msgspec import to_builtins
-
-    from etl.operators.keyed.reading import rows_of_state
-
-    for batch in rows_of_state(operator, _fragments(settings, job, operator)):
-        for row in _printable(batch).to_pylist():
-            parts: dict[str, dict[str, Any]] = {"key": {}, "state": {}}
-            for name, value in row.items():
-                part, _, column = name.partition(":")
-                parts[part][column] = _spelled(to_builtins(value))
-            yield parts
-
-
-def _printable(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Dates and times as text: Python's own end with the year 9999."""
-    columns = [column.cast(pa.string()) if pa.types.is_temporal(column.type) else column for column in batch.columns]
-    return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
-
-
-def _json(value: Any, indent: int | None = None) -> str:
-    """Not as ``write_json``, which blackens what looks like a password: these are the user's data, exactly."""
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, indent=indent)
-
-
-def _spelled(value: Any) -> Any:
-    """JSON has no NaN and no infinity: they become what PostgreSQL calls them."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-    if isinstance(value, dict):
-        return {name: _spelled(one) for name, one in value.items()}
-    return [_spelled(one) for one in value] if isinstance(value, list) else value
+def _rows(settings: Settings, job: str, operator: str) -> Iterator[StateRow]:
+    return spelled_rows(operator, _fragments(settings, job, operator))
 
 
 def _fragments(settings: Settings, job: str, operator: str) -> Sequence[Fragment]:

@@ -36,7 +36,8 @@ _OF_CHAINS: LiteralString = (
     " FROM ("
     "  SELECT s.*, max(checkpoint_id) FILTER (WHERE sequence = 0) OVER (PARTITION BY uid, key_group) AS first"
     "  FROM etl.state s JOIN unnest(%s::text[], %s::int8[]) AS life (uid, since) USING (uid)"
-    "  WHERE job_id = %s AND incarnation = %s AND checkpoint_id BETWEEN since AND %s) AS chunk"
+    "  WHERE job_id = %s AND incarnation = %s AND checkpoint_id BETWEEN since AND %s"
+    "  AND (%s::int2 IS NULL OR key_group = %s)) AS chunk"
     " WHERE checkpoint_id >= first ORDER BY uid, key_group, checkpoint_id"
 )
 _CHAINS: LiteralString = "SELECT uid, key_group, sequence, rows, content, digest, checkpoint_id" + _OF_CHAINS
@@ -140,17 +141,35 @@ def restore(
     """
     if not states:
         return {}
+    found = _stored(connection, key, states)
+    require_counted(key, states, {uid: len(chain) for uid, chain in found.items()})
+    return {uid: list(_fragments(stored)) for uid, stored in found.items()}
+
+
+def restore_group(
+    connection: Connection, key: CheckpointKey, uid: str, state: OperatorState, key_group: int
+) -> list[Fragment]:
+    """The same of one operator and key group; whether none is missing, :func:`require_counted` tells of all together.
+
+    Raises:
+        StateError: See :func:`restore`.
+    """
+    return list(_fragments(_stored(connection, key, {uid: state}, key_group)[uid]))
+
+
+def _stored(
+    connection: Connection, key: CheckpointKey, states: Mapping[str, OperatorState], key_group: int | None = None
+) -> dict[str, list[_Stored]]:
     found: dict[str, list[_Stored]] = {uid: [] for uid in states}
-    for uid, key_group, sequence, rows, content, stored_digest, checkpoint_id in connection.execute(
-        _CHAINS, _parameters(key, states), binary=True
+    for uid, group, sequence, rows, content, stored_digest, checkpoint_id in connection.execute(
+        _CHAINS, _parameters(key, states, key_group), binary=True
     ):
-        chunk = StateChunk(uid, key_group, sequence, rows, content, hashlib.sha256(content).digest())
+        chunk = StateChunk(uid, group, sequence, rows, content, hashlib.sha256(content).digest())
         chain = found[uid]
         _require_unchanged(key, chunk, checkpoint_id, stored_digest)
         _require_next(chunk, checkpoint_id, chain[-1].chunk if chain else None)
         chain.append(_Stored(chunk, checkpoint_id))
-    _require_counted(key, states, {uid: len(chain) for uid, chain in found.items()})
-    return {uid: list(_fragments(stored)) for uid, stored in found.items()}
+    return found
 
 
 def copy(
@@ -184,14 +203,14 @@ def copy(
         moved = replace(chunk, uid=renamed.get(uid, uid))
         target = _Key(key.job_id, incarnation, checkpoint_id)
         copied.append((uid, key_group, checkpoint_id, moved.uid, _digest(target, checkpoint_id, moved)))
-    _require_counted(key, states, counts)
+    require_counted(key, states, counts)
     columns = [list(column) for column in zip(*copied, strict=True)] or [[], [], [], [], []]
     connection.execute(_COPY_CHUNKS, [incarnation, *columns, key.job_id, key.incarnation])
 
 
-def _parameters(key: CheckpointKey, states: Mapping[str, OperatorState]) -> list[object]:
+def _parameters(key: CheckpointKey, states: Mapping[str, OperatorState], key_group: int | None = None) -> list[object]:
     lives = [list(states), [one.since for one in states.values()]]
-    return [*lives, key.job_id, key.incarnation, key.checkpoint_id]
+    return [*lives, key.job_id, key.incarnation, key.checkpoint_id, key_group, key_group]
 
 
 def _require_unchanged(key: CheckpointKey, chunk: StateChunk, checkpoint_id: int, stored_digest: bytes) -> None:
@@ -199,7 +218,17 @@ def _require_unchanged(key: CheckpointKey, chunk: StateChunk, checkpoint_id: int
         raise StateError(f"{_place(chunk, checkpoint_id)}, is not the one that was written: {CURE}")
 
 
-def _require_counted(key: CheckpointKey, states: Mapping[str, OperatorState], found: Mapping[str, int]) -> None:
+def require_counted(key: CheckpointKey, states: Mapping[str, OperatorState], found: Mapping[str, int]) -> None:
+    """Compare what a checkpoint says of the state of operators with what is there.
+
+    Args:
+        key: The checkpoint.
+        states: By uid of an operator, what it says.
+        found: How many chunks a restore reads.
+
+    Raises:
+        StateError: They differ.
+    """
     for uid, counted in states.items():
         if counted.chunks != found[uid]:
             raise StateError(
