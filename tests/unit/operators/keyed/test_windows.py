@@ -230,6 +230,7 @@ def test_rows_within_the_lateness_are_emitted_again_at_a_barrier_or_at_the_end_o
     assert ids_of_windows(running.advance(10)) == [(0, 10, 1)]
     assert running.process(rows_at(2)) == []
     assert running.process(rows_at(3)) == []
+    assert running.advance(12) == []
     assert ids_of_windows(running.flush()) == [(0, 10, 3)]
     assert running.flush() == []
     assert running.process(rows_at(4)) == []

@@ -85,6 +85,7 @@ class Span:
     start: int
     end: int
     rows: list[Row] = field(default_factory=list)
+    closed: bool = False
     emitted: bool = False
 
 
@@ -109,7 +110,7 @@ class Oracle:
         for start, end in in_time:
             span = next((one for one in spans if (one.start, one.end) == (start, end)), None)
             if span is None:
-                span = Span(start, end)
+                span = Span(start, end, closed=self.passed(end))
                 spans.append(span)
             span.rows.append(row)
             span.emitted = False
@@ -138,10 +139,16 @@ class Oracle:
             watermark = max(ends, default=self.watermark)
         if watermark is not None:
             self.watermark = watermark if self.watermark is None else max(watermark, self.watermark)
-        found = self._emit(lambda span: self.passed(span.end if not self.early else span.end + self.lateness))
+        found = self._emit(self._closes)
         for spans in self.spans.values():
             spans[:] = [span for span in spans if not self.passed(span.end + self.lateness)]
+            for span in spans:
+                span.closed = self.passed(span.end)
         return found
+
+    def _closes(self, span: Span) -> bool:
+        """Results that late rows have changed wait for a barrier, unless they are forgotten before."""
+        return self.passed(span.end + self.lateness) or (self.passed(span.end) and not self.early and not span.closed)
 
     def flush(self) -> list[Result]:
         return self._emit(lambda span: self.early or self.passed(span.end))
