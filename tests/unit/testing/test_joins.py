@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import polars as pl
 import pytest
 
 from etl.errors import ConfigurationError
@@ -12,6 +13,7 @@ from etl.event_time import EventTime
 from etl.job import Job
 from etl.lookup import Lookup
 from etl.testing import advance, assert_same_result, checkpoint, crash, drain, play, rows
+from etl.window import Tumbling
 from sinks import PostgresLookup, PostgresTable, TwoPhaseCommitSink
 from tests.support.declarations import DeclaredSource
 from tests.unit.operators.keyed.test_lookup_join import Dictionary
@@ -114,3 +116,51 @@ def test_lookup_that_asks_a_database_is_refused() -> None:
     lookup = PostgresLookup("customers", key=["k", "part"], columns={"k": "text", "part": "float8", "name": "text"})
     with pytest.raises(ConfigurationError, match='lookup join "named" asks a database, and a play opens none'):
         play(named_job(lookup), [rows("orders", {"id": 1, "k": "a", "part": 0.5})])
+
+
+@pytest.mark.parametrize("time", ["at", "paid_at"])
+def test_no_pair_is_late_for_a_window_behind_the_join(time: str) -> None:
+    """Payments before and after their orders: each row of a pair may have happened long before the pair comes out."""
+    job = Job("hourly")
+    orders = job.read("orders", DeclaredSource({"id": "int8", "at": "timestamptz"}), event_time=EventTime("at"))
+    paid = {"order_id": "int8", "paid_at": "timestamptz", "cents": "int8"}
+    payments = job.read("payments", DeclaredSource(paid), event_time=EventTime("paid_at"))
+    pairs = orders.key_by("id").interval_join(
+        "pairs",
+        payments.key_by("order_id"),
+        time=("at", "paid_at"),
+        lower=-timedelta(minutes=30),
+        upper=timedelta(hours=1),
+    )
+    by_id = pairs.key_by("id").window(Tumbling(timedelta(minutes=10)), time=time)
+    hourly = by_id.aggregate("windows", cents=pl.col("cents").sum())
+    hourly.write("out", TwoPhaseCommitSink(PostgresTable("out")))
+    script = [mark for minute in range(0, 200, 5) for mark in (
+        rows("orders", order(minute % 3, minute)),
+        rows("payments", payment(minute % 3, minute, minute), payment((minute + 1) % 3, minute, 1000)),
+    )]  # fmt: skip
+    result = play(job, [*script, drain()])
+    expected: dict[tuple[int, datetime], int] = {}
+    for minute in range(0, 200, 5):
+        for paid_minute in range(max(0, minute - 30), min(195, minute + 60) + 1, 5):
+            for key, cents in ((paid_minute % 3, paid_minute), ((paid_minute + 1) % 3, 1000)):
+                if key == minute % 3:
+                    window = (key, at((minute if time == "at" else paid_minute) // 10 * 10))
+                    expected[window] = expected.get(window, 0) + cents
+    found = {(row["id"], row["window_start"]): row["cents"] for row in result.output["out"]}
+    assert found == expected
+    assert len(result.output["out"]) == len(expected)
+    assert (result.late_rows("pairs"), result.late_rows("windows")) == (0, 0)
+
+
+def test_batches_checkpoints_and_crashes_make_no_difference_to_versions() -> None:
+    job = Job("rated")
+    orders = job.read("orders", DeclaredSource({"id": "int8", "at": "timestamptz"}), event_time=EventTime("at"))
+    rate = {"key": "int8", "from": "timestamptz", "rate": "int4"}
+    rates = job.read("rates", DeclaredSource(rate), event_time=EventTime("from"))
+    rated = orders.key_by("id").as_of_join("rated", rates.key_by("key"), time=("at", "from"), how="left")
+    rated.write("out", TwoPhaseCommitSink(PostgresTable("rated")))
+    assert_same_result(job, [
+        rows("orders", *(order(number % 3, number) for number in range(0, 60, 2))),
+        rows("rates", *({"key": number % 4, "from": at(number), "rate": number} for number in range(0, 60, 3))),
+    ])  # fmt: skip
