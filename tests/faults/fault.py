@@ -62,6 +62,7 @@ class RunRequest:
         heartbeat: Whether it moves its heartbeat, by which it also notices that it was overtaken.
         guarded: Whether an upsert refuses older versions of a row.
         rows: Rows of a checkpoint.
+        readers: Subtasks of each source.
         mutant: What is wrong with the engine.
         described: The job, where it is none of those kinds.
         start: The checkpoint to go back to.
@@ -81,6 +82,7 @@ class RunRequest:
     heartbeat: bool = True
     guarded: bool = False
     rows: int = 5
+    readers: int = 1
     mutant: Mutant | None = None
     described: DescribedJob | None = None
     start: str | None = None

@@ -18,6 +18,7 @@ import polars as pl
 
 from etl.job import Job, Stream
 from etl.policy import CheckpointPolicy, RestartPolicy
+from etl.source import Source
 from etl.sources import CsvFiles
 from sinks import PostgresTable, TransactionalSink, TwoPhaseCommitSink, UpsertSink, WriteAheadSink
 from tests.faults import timed
@@ -285,12 +286,21 @@ ALL_KINDS: Mapping[str, Kind] = {
 _GUARDED = {"upsert": _guarded_upsert}
 
 
+class _ReadInParallel(Job):
+    """A job whose sources have several subtasks each."""
+
+    readers = 1
+
+    def read(self, uid: str, source: Source, **options: Any) -> Stream:
+        return super().read(uid, source, parallelism=self.readers, **options)
+
+
 def declare(request: RunRequest) -> Job:
     """The job of a request."""
     described = request.described
     # Nothing is pruned: the oracle looks at every checkpoint of the job's life. Time triggers none.
     interval_s, keep = (600.0, 1000) if described is None else (described.interval_s, described.keep)
-    job = Job(
+    job = _ReadInParallel(
         request.job,
         mode=request.mode,
         checkpoint=CheckpointPolicy(interval_s=interval_s, rows=request.rows, timeout_s=request.timeout_s, keep=keep),
@@ -298,7 +308,7 @@ def declare(request: RunRequest) -> Job:
         owner_timeout_s=request.owner_timeout_s,
         parallelism=(ALL_KINDS[request.kind] if described is None else described).parallelism,
     )
-    job.base_dir = Path(request.input_dir)
+    job.base_dir, job.readers = Path(request.input_dir), request.readers
     if described is not None:
         described.add_to(job)
     else:

@@ -70,3 +70,19 @@ def test_kill_during_recovery_is_made_good(
             arena.finish(request)
 
             oracle.check_done(arena, request, expected)
+
+
+@pytest.mark.parametrize("step", sorted(steps.STEPS["united"]))
+def test_kill_while_several_subtasks_read_is_made_good_by_another_number_of_them(
+    arena: Arena, undisturbed: Undisturbed, step: str
+) -> None:
+    expected = undisturbed.state("united")
+    occurrence = min(2, undisturbed.result("united").count(step))
+    request = arena.case("united", Fault(Action.KILL, step, occurrence), readers=2)
+    with arena.told(request):
+        assert arena.run(request) is None, "the step was not reached"
+        oracle.check_interrupted(arena, request, expected)
+
+        arena.finish(replace(request, readers=3))
+
+        oracle.check_done(arena, request, expected)
