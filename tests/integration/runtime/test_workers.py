@@ -127,6 +127,16 @@ def other_url(server_url: str, store_template: str) -> Iterator[str]:
         yield url
 
 
+def test_rows_are_dealt_out_to_workers_and_all_come_back(store_url: str) -> None:
+    run = Run(store_url, "dealt", str(COUNT), "3", workers=2)
+
+    assert (run.summary.error, run.summary.rows_read, run.warnings) == (None, COUNT, [])
+    assert [id_ for (id_,) in query(store_url, "SELECT id FROM high ORDER BY id")] == list(range(COUNT))
+    assert [id_ for (id_,) in query(store_url, "SELECT -id FROM low ORDER BY 1")] == list(range(COUNT))
+    processes = query(store_url, "SELECT DISTINCT split_part(name, ' ', 2)::int FROM high ORDER BY 1")
+    assert [pid for (pid,) in processes] == sorted(run.pids.values())
+
+
 @pytest.mark.parametrize("workers", [1, 3])
 def test_workers_yield_and_remember_what_threads_do(store_url: str, other_url: str, workers: int) -> None:
     for count in (31, COUNT):

@@ -146,6 +146,22 @@ def plain(count: str) -> Job:
     return job
 
 
+def _with_process(row: Row) -> Row:
+    return {**row, "name": f"{row['name']} {os.getpid()}"}
+
+
+def dealt(count: str, parallelism: str) -> Job:
+    """Several subtasks read, and a function is called in several others, which pass their rows to as many again."""
+    job = Job("dealt", checkpoint=CheckpointPolicy(interval_s=60.0, rows=10))
+    numbers = job.read("numbers", Numbers(int(count)), parallelism=2)
+    mapped = numbers.rebalance(int(parallelism)).map(_with_process)
+    mapped.map(lambda row: {**row, "id": -row["id"]}).write(
+        "low", TwoPhaseCommitSink(PostgresTable("low", create=True))
+    )
+    mapped.filter(pl.col("id") >= 0).write("high", TwoPhaseCommitSink(PostgresTable("high", create=True)))
+    return job
+
+
 def windows(directory: str, parallelism: str) -> Job:
     """Event time: watermarks, and late rows on the side."""
     return test_windows.job_of(Path(directory), int(parallelism))

@@ -17,7 +17,7 @@ from etl.runtime.element import Barrier, Element, Watermark
 from etl.runtime.message import Message, PositionsSnapshotted, TakeSnapshot
 from etl.runtime.source_subtask import SourceSettings, SourceSubtask
 from etl.runtime.split_assigner import SplitAssigner
-from etl.runtime.watermark import InputWatermarks
+from etl.runtime.watermark import LEAST, InputWatermarks
 from etl.source import Position, SourceReader, Split, SplitEnumerator
 
 SECOND = 1_000_000
@@ -231,3 +231,38 @@ def test_source_with_nothing_to_read_says_how_far_it_had_come() -> None:
     attempt = Attempt({"a": [110, 120]}, {"a": stored}, None, 3)
     attempt.finish()
     assert (attempt.watermark, attempt.checkpoint()) == (117 * SECOND, {})
+
+
+def test_idle_subtask_says_that_it_is_back_before_it_takes_what_waits() -> None:
+    """Else the others could overtake the split between the taking and the saying."""
+    splits: dict[str, Sequence[int]] = {"a": [100, 110]}
+    assigner = SplitAssigner(Enumerator(splits), {}, 2, follow=True)
+    source = SourceSettings(COLUMNS, None, follow=True, event_time=EventTime("at"))
+    channels = [Sent(), Sent()]
+    first, second = (
+        SourceSubtask(
+            "src", lambda _: None, assigner, Reader(splits), [channels[number]], source, lambda *_, **__: None, number
+        )
+        for number in range(2)
+    )
+    first.begin()
+    second.begin()
+    second.poll()
+    assert list(channels[1].elements) == [Watermark(None, idle=True)]
+    first.poll()
+    splits |= {"b": [50, 60], "c": [55]}
+    first.poll()
+    assert assigner.floor() == LEAST
+    taken: list[bool] = []
+    put = channels[1].put
+
+    def put_and_look(element: Element) -> None:
+        taken.append(assigner.floor() == FOREVER)
+        put(element)
+
+    channels[1].put = put_and_look  # type: ignore[method-assign]
+    second.poll()
+    second.poll()
+    back, rows, reached = list(channels[1].elements)[1:]
+    assert (back, reached, taken) == (Watermark(None), Watermark(55 * SECOND), [False, True, True])
+    assert isinstance(rows, pa.RecordBatch)
