@@ -18,7 +18,7 @@ from tests.faults.fault import Action, Fault
 from tests.faults.test_owners import FENCED, SOON_S
 from tests.support.waiting import wait_until
 
-KEYED = ("keyed", "keyed-apart")
+KEYED = ("keyed", "keyed-apart", "timed-4")
 WORKERS = 2
 
 BEFORE_WORKERS = (*steps.STARTING, "recover.listed")
@@ -30,7 +30,8 @@ CASES = [
 ]
 SAMPLE = {
     "keyed": {"worker.started", "source.batch", "state.snapshotting", "sink.prepared", "checkpoint.completed"},
-    "keyed-apart": {"state.snapshotted", "checkpoint.recorded", "commit.end"},
+    "keyed-apart": {"checkpoint.recorded", "commit.end"},
+    "timed-4": {"source.batch", "state.snapshotted", "sink.prepared", "checkpoint.completed"},
 }
 
 
@@ -96,7 +97,7 @@ def test_worker_that_stands_still_is_made_good_by_the_same_run(
         oracle.check_done(arena, request, expected)
 
 
-@pytest.mark.parametrize("kind, step", sampled([("keyed", "source.batch"), ("keyed-apart", "checkpoint.completed")]))
+@pytest.mark.parametrize("kind, step", sampled([("keyed", "source.batch"), ("timed-4", "checkpoint.completed")]))
 def test_workers_end_with_a_killed_run_and_the_next_one_makes_it_good(
     arena: Arena, undisturbed: Undisturbed, kind: str, step: str
 ) -> None:
@@ -119,7 +120,7 @@ def test_workers_end_with_a_killed_run_and_the_next_one_makes_it_good(
         oracle.check_done(arena, request, expected)
 
 
-@pytest.mark.parametrize("kind, step", sampled([("keyed", "state.snapshotted"), ("keyed-apart", "sink.prepared")]))
+@pytest.mark.parametrize("kind, step", sampled([("keyed", "state.snapshotted"), ("timed-4", "sink.prepared")]))
 def test_workers_of_an_overtaken_run_change_nothing_when_it_goes_on(
     arena: Arena, undisturbed: Undisturbed, kind: str, step: str
 ) -> None:

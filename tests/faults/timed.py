@@ -1,18 +1,20 @@
-"""A job by event time that faults happen to: two sources, sessions, an interval join, deduplication, totals, two sinks.
+"""A job by event time that faults happen to: two sources, sessions, a join, timers, deduplication, totals, two sinks.
 
 What must come of it is computed from the rows alone, by brute force.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
 import polars as pl
 
+from etl import Timer, ValueState
 from etl.event_time import EventTime
 from etl.job import Job, Stream
 from etl.sources import CsvFiles
@@ -27,10 +29,11 @@ COLUMNS = {"id": "int8", "key": "int4", "amount": "int8", "at": "timestamptz"}
 OUT_OF_ORDERNESS_S = 30
 GAP_S = 25
 SPAN_S = 20
+BURST_S = 40
 LATE_ID = 510
 
 _VISITS, _PAYMENTS = 500, 600
-_SESSION_IDS, _LATE_IDS = 1_000_000, 2_000_000
+_SESSION_IDS, _LATE_IDS, _BURST_IDS = 1_000_000, 2_000_000, 3_000_000
 _MIDNIGHT = datetime(2024, 1, 1, tzinfo=UTC)
 
 
@@ -73,10 +76,23 @@ def declare(job: Job, append_table: str, upsert_table: str) -> None:
     span = timedelta(seconds=SPAN_S)
     punctual = visits.filter(pl.col("id") != LATE_ID)
     pairs = punctual.key_by("key").interval_join("pairs", payments.key_by("key"), time="at", lower=-span, upper=span)
+    bursts = (
+        punctual.union(payments)
+        .key_by("key")
+        .process(
+            "bursts",
+            _begin_burst,
+            state={"first": ValueState("int8"), "total": ValueState("int8")},
+            time="at",
+            in_order=True,
+            on_timer=_end_burst,
+        )
+    )
     firsts = visits.with_columns(pair=pl.col("id") // 2).deduplicate("seen", "pair")
     events = _event(sessions, id=pl.col("id") + _SESSION_IDS).union(
         _event(sessions.late, id=pl.col("id") + _LATE_IDS),
         _event(pairs, id=pl.col("id") * 1000 + pl.col("id_right"), amount=pl.col("amount") + pl.col("amount_right")),
+        _event(bursts),
         _event(firsts),
     )
     events.write("events", TwoPhaseCommitSink(PostgresTable(append_table, database="other")))
@@ -84,6 +100,24 @@ def declare(job: Job, append_table: str, upsert_table: str) -> None:
         visits.union(payments).key_by("key").aggregate("totals", id=pl.col("id").max(), amount=pl.col("amount").sum())
     )
     totals.write("totalled", TransactionalSink(PostgresTable(upsert_table, key=["key"])))
+
+
+def _begin_burst(row: Mapping[str, Any], state: Any) -> None:
+    if state.first.value is None:
+        state.first.value, state.total.value = row["id"], 0
+        state.timers.set(row["at"] + timedelta(seconds=BURST_S))
+    state.total.value += row["amount"]
+
+
+def _end_burst(timer: Timer, state: Any) -> Iterator[Mapping[str, Any]]:
+    yield {
+        "id": state.first.value + _BURST_IDS,
+        "key": timer.key["key"],
+        "amount": state.total.value,
+        "at": timer.moment,
+    }
+    state.first.clear()
+    state.total.clear()
 
 
 def _read(job: Job, uid: str) -> Stream:
@@ -102,7 +136,16 @@ def events(rows: Iterable[Row]) -> Counter[Row]:
     """What must have come out of the rows read so far."""
     rows = list(rows)
     visits = [row for row in rows if row[0] < _PAYMENTS]
-    return Counter([*_sessions(visits), *_late(visits), *_pairs(visits, rows), *_firsts(visits)])
+    payments = [row for row in rows if row[0] > _PAYMENTS]
+    return Counter(
+        [
+            *_sessions(visits),
+            *_late(visits),
+            *_pairs(visits, payments),
+            *_bursts(rows, min(_watermark(visits), _watermark(payments))),
+            *_firsts(visits),
+        ]
+    )
 
 
 def totals(rows: Iterable[Row]) -> Counter[Row]:
@@ -122,9 +165,11 @@ def totalled(rows: Iterable[Row]) -> set[tuple[Any, ...]]:
     return {(key, highest, Decimal(total)) for highest, key, total in totals(rows)}
 
 
-def _watermark(visits: Sequence[Row]) -> float:
-    latest = max((seconds(id_) for id_, *_ in visits), default=float("-inf"))
-    return latest - OUT_OF_ORDERNESS_S
+def _watermark(rows: Sequence[Row]) -> float:
+    """Of one source; whole seconds."""
+    if not rows:
+        return -math.inf
+    return math.floor(max(seconds(id_) for id_, *_ in rows) - OUT_OF_ORDERNESS_S)
 
 
 def _sessions(visits: Sequence[Row]) -> Iterable[Row]:
@@ -133,8 +178,7 @@ def _sessions(visits: Sequence[Row]) -> Iterable[Row]:
         session: list[Row] = []
         for row in [*rows, None]:
             if session and (row is None or seconds(row[0]) - seconds(session[-1][0]) >= GAP_S):
-                # Watermarks are whole seconds.
-                if seconds(session[-1][0]) + GAP_S <= _watermark(visits) // 1:
+                if seconds(session[-1][0]) + GAP_S <= _watermark(visits):
                     yield max(session)[0] + _SESSION_IDS, key, sum(amount for *_, amount in session)
                 session = []
             if row is not None:
@@ -145,12 +189,25 @@ def _late(visits: Sequence[Row]) -> Iterable[Row]:
     return [(id_ + _LATE_IDS, key, amount) for id_, key, amount in visits if id_ == LATE_ID]
 
 
-def _pairs(visits: Sequence[Row], rows: Sequence[Row]) -> Iterable[Row]:
+def _pairs(visits: Sequence[Row], payments: Sequence[Row]) -> Iterable[Row]:
     for left, key, amount in visits:
-        for right, other_key, other_amount in rows:
+        for right, other_key, other_amount in payments:
             near = abs(seconds(right) - seconds(left)) <= SPAN_S
-            if left != LATE_ID and right > _PAYMENTS and key == other_key and near:
+            if left != LATE_ID and key == other_key and near:
                 yield left * 1000 + right, key, amount + other_amount
+
+
+def _bursts(rows: Sequence[Row], watermark: float) -> Iterable[Row]:
+    for key in {key for _, key, _ in rows}:
+        of_key = sorted((row for row in rows if row[1] == key and row[0] != LATE_ID), key=lambda row: seconds(row[0]))
+        burst: list[Row] = []
+        for row in [*of_key, None]:
+            now = watermark if row is None else min(seconds(row[0]), watermark)
+            if burst and seconds(burst[0][0]) + BURST_S <= now:
+                yield burst[0][0] + _BURST_IDS, key, sum(amount for *_, amount in burst)
+                burst = []
+            if row is not None and seconds(row[0]) < watermark:
+                burst.append(row)
 
 
 def _firsts(visits: Sequence[Row]) -> Iterable[Row]:
