@@ -353,6 +353,8 @@ class Attempt:
         environment.monitor.attempt_started(
             lambda: sum(source.rows_total for source in sources), lambda: [source.progress() for source in sources]
         )
+        for subtask in wiring.stateful.values():
+            subtask.announce_due()
         executor.start()
         environment.stop.tell(lambda: self._inbox.put(StopRequested()))
         coordinator.run()

@@ -53,7 +53,7 @@ class StateSnapshotted:
 
 @dataclass(frozen=True, slots=True)
 class TimersFired:
-    """The clock has made an operator emit rows, which belong into a checkpoint although no source has moved."""
+    """By the clock an operator has emitted rows, or will at once: a checkpoint is due, though no source has moved."""
 
     uid: str
 

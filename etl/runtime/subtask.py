@@ -218,6 +218,14 @@ class OperatorSubtask(AlignedSubtask):
             if isinstance(operator, StatefulOperator):
                 operator.resume(watermark)
 
+    def announce_due(self) -> None:
+        """Report what is due by the clock already; called when everything is restored, before the thread starts.
+
+        So an attempt that finds nothing to read does not end before it has come to its turn.
+        """
+        if self._until_due_s() == 0:
+            self._report(TimersFired(self.uid))
+
     def _take(self, index: int, batch: pa.RecordBatch) -> None:
         self._emit_all(self._entries[index](batch), 0)
 

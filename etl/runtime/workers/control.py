@@ -83,7 +83,7 @@ class Resume(msgspec.Struct, frozen=True, tag=True):
 
 
 class Start(msgspec.Struct, frozen=True, tag=True):
-    """Everything is restored: start the subtasks."""
+    """Everything is restored: start the subtasks. Answered by :class:`SubtasksStarted`."""
 
 
 class EventHandled(msgspec.Struct, frozen=True, tag=True):
@@ -118,6 +118,10 @@ class Wired(msgspec.Struct, frozen=True, tag=True):
 
 class StateRestored(msgspec.Struct, frozen=True, tag=True):
     """What was to be restored is."""
+
+
+class SubtasksStarted(msgspec.Struct, frozen=True, tag=True):
+    """The subtasks run; what was due by the clock before is reported."""
 
 
 class EventEmitted(msgspec.Struct, frozen=True, tag=True):
@@ -168,7 +172,7 @@ class Failure(msgspec.Struct, frozen=True, tag=True):
     trace: str
 
 
-Answer = Wired | StateRestored | EventEmitted | Reported | Failure
+Answer = Wired | StateRestored | SubtasksStarted | EventEmitted | Reported | Failure
 ANSWERS = msgspec.msgpack.Decoder(Answer)
 
 

@@ -36,6 +36,7 @@ from etl.runtime.workers.control import (
     Start,
     StateRestored,
     StoredFragment,
+    SubtasksStarted,
     Wired,
     raised,
 )
@@ -53,7 +54,7 @@ SHUTDOWN_TIMEOUT_S = 2.0
 _KEPT_FROM_WORKERS = (signal.SIGINT, signal.SIGTERM)
 """Whoever sends them to all processes of a run means the run: its main process decides."""
 
-A = TypeVar("A", Wired, StateRestored)
+A = TypeVar("A", Wired, StateRestored, SubtasksStarted)
 
 
 class ChannelEnds:
@@ -167,7 +168,7 @@ class WorkerProcess:
                 self.send(EventHandled(self._announce(answer)))
             case Failure():
                 self._fail(raised(answer))
-            case Wired() | StateRestored():
+            case Wired() | StateRestored() | SubtasksStarted():
                 self._answers.put(answer)
 
     def _announce(self, event: EventEmitted) -> bool:
@@ -260,6 +261,8 @@ class Fleet:
             _restore(self._workers[one.place - 1], one)
         for worker in self._workers:
             worker.send(Start())
+        for worker in self._workers:
+            worker.answer(SubtasksStarted)
 
     def _assignment(self, number: int) -> Assignment:
         loader = self._environment.loader

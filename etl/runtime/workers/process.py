@@ -37,6 +37,7 @@ from etl.runtime.workers.control import (
     ShutDown,
     Start,
     StateRestored,
+    SubtasksStarted,
     Wired,
     told,
 )
@@ -126,8 +127,11 @@ class Worker:
                 self._wiring.stateful[order.subtask].resume(order.watermark)
                 self._send(StateRestored())
             case Start():
+                for subtask in self._wiring.stateful.values():
+                    subtask.announce_due()
                 self._executor = ThreadExecutor(self._wiring)
                 self._executor.start()
+                self._send(SubtasksStarted())
 
     def _wire(self, assignment: Assignment) -> None:
         sys.path[:] = assignment.search_path
