@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -12,7 +12,7 @@ from etl.event_time import microseconds_of
 from etl.key_group import hash_keys
 from etl.operators.keyed.columns import Ids, PrimitiveColumn, StateColumn, state_column
 from etl.operators.keyed.key_times import KeyTimes, Numbers
-from etl.operators.keyed.table import KeyedTable
+from etl.operators.keyed.table import KeyedTable, unused
 from etl.operators.keyed.time_queue import Moments, TimeQueue
 from etl.schema import Schema
 
@@ -179,13 +179,6 @@ class PartnerRows(WaitingRows):
     def _note(self, ids: Ids, keys: Sequence[pa.Array], moments: Moments) -> None:
         super()._note(ids, keys, moments)
         self._times.add(hash_keys(keys), moments, ids)
-
-
-def unused(name: str, taken: Collection[str]) -> str:
-    """A name that is not taken: this one, or the next like it."""
-    while name in taken:
-        name += "_"
-    return name
 
 
 def in_pieces(ids: Ids) -> Iterator[Ids]:

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from etl.event_time import microseconds_of
 from etl.operators.keyed.columns import Ids, state_column
-from etl.operators.keyed.table import KeyedTable
+from etl.operators.keyed.table import KeyedTable, unused
 from etl.operators.keyed.time_queue import Moments, TimeQueue
 from etl.schema import Schema
 
@@ -50,7 +50,8 @@ class RowBuffer:
         for name, column in self._columns.items():
             column.declared = schema[name].name
         key_types = {name: schema[name].arrow for name in keys}
-        self.table = KeyedTable({**key_types, SEQUENCE: pa.int64()}, self._columns, grouped_by=len(key_types))
+        sequence = unused(SEQUENCE, key_types)
+        self.table = KeyedTable({**key_types, sequence: pa.int64()}, self._columns, grouped_by=len(key_types))
         self._waiting: TimeQueue | None = None
         self._next = 0
 

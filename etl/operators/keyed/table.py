@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -46,6 +46,13 @@ def grown_flags(flags: Flags, size: int) -> Flags:
     grown = np.zeros(max(size, 2 * len(flags)), dtype=np.bool_)
     grown[: len(flags)] = flags
     return grown
+
+
+def unused(name: str, taken: Collection[str]) -> str:
+    """A name that is not taken: this one, or the next like it."""
+    while name in taken:
+        name += "_"
+    return name
 
 
 class KeyedTable:

@@ -231,3 +231,11 @@ def test_only_what_is_due_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     assert keeper.take(1001) == [row("k0", 1000, 0)]
     assert set(looked_at) == {0, 1}
     assert len(np.unique(keeper.buffer.table.live_ids())) == 99
+
+
+def test_key_may_be_called_like_the_column_that_numbers_rows() -> None:
+    buffer = RowBuffer(SCHEMA, ["sequence"], "at")
+    rows = batch([row("a", 3, 1), row("b", 2, 1), row("c", 1, 2)])
+    buffer.add(rows)
+    assert buffer.rows(buffer.due(MICROSECONDS + 10)).to_pylist() == rows.to_pylist()[::-1]
+    assert len(buffer) == 3
