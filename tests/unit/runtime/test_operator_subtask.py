@@ -202,6 +202,18 @@ def test_side_output_that_nobody_reads_is_dropped() -> None:
     assert stage.main.elements == []
 
 
+def test_what_is_due_before_the_start_is_announced() -> None:
+    clock = Clock(microseconds=999)
+    stage = Stage(clock)
+    stage.holding.held = [1000]
+    stage.subtask.announce_due()
+    assert stage.inbox.empty()
+    clock.microseconds = 1000
+    stage.subtask.announce_due()
+    assert stage.inbox.get_nowait() == TimersFired("held")
+    assert (stage.main.elements, stage.holding.held) == ([], [1000])
+
+
 def test_clock_releases_rows_and_asks_for_a_checkpoint() -> None:
     clock = Clock(microseconds=999)
     stage = Stage(clock)
