@@ -270,8 +270,7 @@ class SourceSubtask(Subtask):
     def advance(self, time: int) -> None:
         """Event time has come to a moment although no row says so; for who drives subtasks without threads."""
         if self._times is not None:
-            self._times.watermark = time if self._times.watermark is None else max(time, self._times.watermark)
-            self._send_watermark(Watermark(self._times.watermark))
+            self._send_watermark(self._times.advance_to(time))
 
     def _send_watermark(self, watermark: Watermark) -> None:
         # What it closes belongs into a checkpoint, also where no row was read.

@@ -115,6 +115,13 @@ class SourceWatermarks:
             if stream not in self._to_read:
                 self._to_read.append(stream)
 
+    def advance_to(self, time: int) -> Watermark:
+        """Go on as if in every split a row had come that moves the watermark to a moment."""
+        for stream in self._to_read:
+            self._latest[stream] = max(time + self._out_of_orderness, self._latest.get(stream, LEAST))
+        self.watermark = max(time, _or_least(self.watermark))
+        return Watermark(self.watermark)
+
     def all_read(self) -> None:
         """Everything that was assigned is read."""
         self._to_read.clear()
