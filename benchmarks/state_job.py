@@ -10,8 +10,8 @@ from typing import Any
 import polars as pl
 
 from etl import CheckpointPolicy, Job, ValueState
-from etl.job import Stream
 from etl.sources import CsvFiles
+from etl.stream import Stream
 from etl.transformation import Row
 from sinks import PostgresTable, UpsertSink
 

@@ -24,11 +24,12 @@ if TYPE_CHECKING:
     )
     from etl.event_time import EventTime
     from etl.graph import JobGraph
-    from etl.job import Job, KeyedStream, ResultStream, Stream, WindowedStream
+    from etl.job import Job
     from etl.keyed import Emission
     from etl.keyed_process import ListState, MapState, Timer, Upcaster, ValueState
     from etl.policy import CheckpointPolicy, RestartPolicy
     from etl.sink import CheckpointMode
+    from etl.stream import KeyedStream, ResultStream, Stream, WindowedStream
     from etl.window import Session, Sliding, Tumbling
 
 __all__ = [
@@ -74,19 +75,19 @@ _HOMES = {
     "ExpressionAccumulator": "etl.accumulator",
     "Job": "etl.job",
     "JobGraph": "etl.graph",
-    "KeyedStream": "etl.job",
+    "KeyedStream": "etl.stream",
     "ListState": "etl.keyed_process",
     "MapState": "etl.keyed_process",
     "RestartPolicy": "etl.policy",
     "Session": "etl.window",
     "Sliding": "etl.window",
-    "ResultStream": "etl.job",
-    "Stream": "etl.job",
+    "ResultStream": "etl.stream",
+    "Stream": "etl.stream",
     "Timer": "etl.keyed_process",
     "Tumbling": "etl.window",
     "Upcaster": "etl.keyed_process",
     "ValueState": "etl.keyed_process",
-    "WindowedStream": "etl.job",
+    "WindowedStream": "etl.stream",
 }
 
 

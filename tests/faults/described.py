@@ -13,10 +13,11 @@ from typing import Any
 
 import polars as pl
 
-from etl.job import Job, Stream
+from etl.job import Job
 from etl.keyed_process import ValueState
 from etl.sink import Sink
 from etl.sources import CsvFiles
+from etl.stream import Stream
 from sinks import PostgresTable, TransactionalSink, TwoPhaseCommitSink, UpsertSink, WriteAheadSink
 
 COLUMNS: Mapping[str, str] = {

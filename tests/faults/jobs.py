@@ -16,10 +16,11 @@ from typing import Any
 import msgspec
 import polars as pl
 
-from etl.job import Job, Stream
+from etl.job import Job
 from etl.policy import CheckpointPolicy, RestartPolicy
 from etl.source import Source
 from etl.sources import CsvFiles
+from etl.stream import Stream
 from sinks import PostgresTable, TransactionalSink, TwoPhaseCommitSink, UpsertSink, WriteAheadSink
 from tests.faults import timed
 from tests.faults.fault import RunRequest

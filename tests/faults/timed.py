@@ -16,8 +16,9 @@ import polars as pl
 
 from etl import Timer, ValueState
 from etl.event_time import EventTime
-from etl.job import Job, Stream
+from etl.job import Job
 from etl.sources import CsvFiles
+from etl.stream import Stream
 from etl.window import Session
 from sinks import PostgresTable, TransactionalSink, TwoPhaseCommitSink
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NoReturn
 
-from etl.job import Job, Stream
+from etl.job import Job
 from etl.schema import Schema
 from etl.sink import Delivery, Sink, SinkContext
 from etl.source import Source, SourceContext
+from etl.stream import Stream
 
 ORDERS = {"id": "int8", "status": "text", "amount": "numeric(12,2)", "token": "uuid"}
 

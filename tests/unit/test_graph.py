@@ -10,7 +10,8 @@ import pytest
 from etl.errors import ConfigurationError
 from etl.event_time import EventTime
 from etl.graph import SinkNode, SourceNode, TransformationNode
-from etl.job import Job, Stream
+from etl.job import Job
+from etl.stream import Stream
 from tests.support.declarations import ORDERS, DeclaredSink, DeclaredSource, orders_job
 
 

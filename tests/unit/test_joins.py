@@ -14,9 +14,10 @@ from etl.errors import ConfigurationError
 from etl.event_time import EventTime
 from etl.graph import OperatorNode, TransformationNode
 from etl.guarantee import Guarantee, guarantees_of
-from etl.job import Job, JoinStream, Stream
+from etl.job import Job
 from etl.runtime.plan import MAIN, plan_of
 from etl.sink import CheckpointMode
+from etl.stream import JoinStream, Stream
 from sinks import PostgresLookup
 from tests.support.declarations import DeclaredSink, DeclaredSource, IdempotentSink
 

@@ -13,9 +13,9 @@ from etl import Job, Session, Sliding, Tumbling
 from etl.errors import ConfigurationError
 from etl.event_time import EventTime
 from etl.guarantee import guarantees_of
-from etl.job import ResultStream, Stream
 from etl.schema import Schema
 from etl.sink import CheckpointMode
+from etl.stream import ResultStream, Stream
 from tests.support.declarations import DeclaredSink, DeclaredSource, DirectSink
 
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)

@@ -15,13 +15,13 @@ import pytest
 
 from etl import CheckpointPolicy, EventTime, Job
 from etl.errors import RecordError
-from etl.job import JoinStream
 from etl.runtime.run import RunOptions, run_job
 from etl.runtime.stop import StopSignal
 from etl.runtime.summary import RunSummary
 from etl.runtime.telemetry import Event, Telemetry
 from etl.sources import CsvFiles
 from etl.store.database import Database
+from etl.stream import JoinStream
 from sinks import PostgresTable, TwoPhaseCommitSink
 
 START = datetime(2024, 1, 1, tzinfo=UTC)

@@ -15,10 +15,11 @@ import pytest
 
 from etl.errors import FencedError, InternalError, RecordError
 from etl.graph import TransformationNode
-from etl.job import Job, Stream
+from etl.job import Job
 from etl.operators import operator_for
 from etl.operators.rows import ROWS_MAX
 from etl.schema import Schema
+from etl.stream import Stream
 from tests.support.declarations import DeclaredSink, DeclaredSource
 
 Step = Callable[[Stream], Stream]
