@@ -14,6 +14,7 @@ from etl.schema import Schema
 from etl.source import Position, Progress, Source, SourceContext, SourceReader, Split, SplitEnumerator
 from etl.sources.csv_header import HeaderError, check_header, read_header
 from etl.sources.csv_parser import CsvRules
+from etl.sources.csv_ranges import FileCutter, Parts, bytes_read, file_and_begin, part_id
 from etl.sources.csv_reader import CsvFileReader, ReadingLimits
 from etl.sources.file_position import FilePosition, read_at, verify_unchanged
 from etl.sources.files import SourceFile, list_files, split_path
@@ -39,12 +40,14 @@ class CsvFiles(Source):
         timezone: Zone of ``timestamptz`` values that name none, e.g. ``"Europe/Berlin"``; without it they are refused.
         batch_rows: Most rows in a batch. A batch is smaller at the end of a file and where ``block_bytes`` are reached.
         block_bytes: Bytes that are read and parsed at once.
+        split_bytes: Files of twice that and more are cut at record borders into parts of at least so many bytes, so
+            that several subtasks read one file. It is looked through once before, for the borders. None: none is cut.
 
     Raises:
         ConfigurationError: Lists everything that is wrong with the arguments.
     """
 
-    __slots__ = ("_limits", "_patterns", "_rules")
+    __slots__ = ("_limits", "_patterns", "_rules", "_split_bytes")
 
     def __init__(
         self,
@@ -55,6 +58,7 @@ class CsvFiles(Source):
         timezone: str | None = None,
         batch_rows: int = _BATCH_ROWS,
         block_bytes: int = _BLOCK_BYTES,
+        split_bytes: int | None = None,
     ) -> None:
         self._patterns = _as_tuple(pattern)
         nulls = _as_tuple(null)
@@ -63,6 +67,7 @@ class CsvFiles(Source):
             *_null_findings(nulls),
             *_limit_findings("batch_rows", batch_rows, None),
             *_limit_findings("block_bytes", block_bytes, _BLOCK_BYTES_MAX),
+            *([] if split_bytes is None else _limit_findings("split_bytes", split_bytes, None)),
         ]
         zone = _zone(timezone, findings)
         declared = _declared(schema, findings)
@@ -70,6 +75,7 @@ class CsvFiles(Source):
             raise ConfigurationError.from_findings(self.describe(), findings)
         self._rules = CsvRules(declared, nulls, zone)
         self._limits = (batch_rows, block_bytes)
+        self._split_bytes = split_bytes
 
     @property
     def schema(self) -> Schema:
@@ -88,7 +94,7 @@ class CsvFiles(Source):
 
     def create_enumerator(self, context: SourceContext) -> SplitEnumerator:
         """Lists the files that have something to read."""
-        return _CsvEnumerator(self._patterns, context)
+        return _CsvEnumerator(self._patterns, self._split_bytes, self.schema, context)
 
     def create_reader(self, context: SourceContext) -> SourceReader:
         """Reads the files that are assigned to it."""
@@ -116,39 +122,69 @@ class CsvFiles(Source):
 class _CsvEnumerator(SplitEnumerator):
     """Compares the files on disk with the stored positions."""
 
-    def __init__(self, patterns: tuple[str, ...], context: SourceContext) -> None:
+    def __init__(
+        self, patterns: tuple[str, ...], split_bytes: int | None, schema: Schema, context: SourceContext
+    ) -> None:
         self._patterns = patterns
+        self._split_bytes = split_bytes
+        self._schema = schema
         self._context = context
+        self._listed: dict[str, Parts] = {}
         self._told: set[str] = set()
 
     def discover(self, known: Mapping[str, Position]) -> Sequence[Split]:
         files = list_files(self._patterns, self._context.base_dir, self._tell)
         if not files and not known:
             self._tell(f"{' '.join(self._patterns)}: no file matches in {self._context.base_dir}; nothing is read")
-        self._check_missing({file.split for file in files}, known)
-        return [split for file in files if (split := self._pending(file, known.get(file.split))) is not None]
+        stored: dict[str, dict[int, FilePosition]] = {}
+        for split_id, position in known.items():
+            name, begin = file_and_begin(split_id)
+            stored.setdefault(name, {})[begin] = FilePosition.from_json(split_id, position)
+        self._check_missing({file.split for file in files}, stored)
+        return [split for file in files for split in self._pending(file, stored.get(file.split, {}))]
 
-    def _pending(self, file: SourceFile, stored: Position | None) -> Split | None:
-        """The split, when it has something to read."""
-        position = None if stored is None else FilePosition.from_json(file.split, stored)
+    def _pending(self, file: SourceFile, stored: Mapping[int, FilePosition]) -> Sequence[Split]:
+        """The splits that have something to read."""
         with suppress(FileNotFoundError), _open(file) as opened:
-            offset = 0 if position is None else position.offset
-            size = verify_unchanged(opened, file.split, position) if position else _size(opened)
-            if size > offset and not self._must_wait(opened, offset, size):
-                return Split(file.split, stored, size - offset)
-        return None
+            size = _size(opened)
+            for position in stored.values():
+                size = verify_unchanged(opened, file.split, position)
+            if not size and not stored:
+                return []
+            listed = self._listed.get(file.split, {})
+            # What was listed and has not moved may still wait for somebody, or be read right now.
+            fixed = {
+                begin for begin, part in listed.items() if begin not in stored or stored[begin].offset == _at(part)
+            }
+            cutter = FileCutter(opened, file.split, size, self._split_bytes, self._schema)
+            parts = cutter.cut({**listed, **stored}, fixed)
+            found = [self._split(file.split, begin, part, opened, size) for begin, part in sorted(parts.items())]
+            if self._split_bytes is not None or len(parts) > 1:
+                self._listed[file.split] = parts
+            return [split for split in found if split is not None]
+        return []
+
+    def _split(self, name: str, begin: int, part: FilePosition | None, opened: BinaryIO, size: int) -> Split | None:
+        offset, end = _at(part), None if part is None else part.end
+        left = (size if end is None else end) - offset
+        if left <= 0 or (end is None and self._must_wait(opened, offset, size)):
+            return None
+        return Split(part_id(name, begin), None if part is None else part.to_json(), left)
 
     def _must_wait(self, opened: BinaryIO, offset: int, size: int) -> bool:
         """In follow mode: whether all that is new is the beginning of a line."""
         short = size - offset <= _LOOK_AHEAD_BYTES
         return self._context.follow and short and b"\n" not in read_at(opened, offset, _LOOK_AHEAD_BYTES)
 
-    def _check_missing(self, listed: set[str], known: Mapping[str, Position]) -> None:
-        for name in known.keys() - listed:
-            position = FilePosition.from_json(name, known[name])
-            if position.offset < position.size and not split_path(name, self._context.base_dir).exists():
-                read = f"only {position.offset} of its {position.size} bytes had been read"
-                raise StateError(f"{name}: {read}, and now it is gone; restore it")
+    def _check_missing(self, listed: set[str], stored: Mapping[str, Mapping[int, FilePosition]]) -> None:
+        for name in stored.keys() - listed:
+            if self._listed.get(name, {}).keys() - stored[name].keys():
+                continue  # somebody is reading it
+            read, size = bytes_read(stored[name]), max(position.size for position in stored[name].values())
+            if read < size and not split_path(name, self._context.base_dir).exists():
+                raise StateError(
+                    f"{name}: only {read} of its {size} bytes had been read, and now it is gone; restore it"
+                )
 
     def _tell(self, message: str) -> None:
         if message not in self._told:
@@ -209,11 +245,12 @@ class _CsvReader(SourceReader):
     def _open_next(self) -> None:
         split = self._waiting.popleft()
         self._split = split.id
-        file = SourceFile(split.id, split_path(split.id, self._context.base_dir))
+        name, _ = file_and_begin(split.id)
+        file = SourceFile(name, split_path(name, self._context.base_dir))
         try:
             self._file = _open(file)
         except FileNotFoundError as error:
-            raise TransientError(f"{split.id}: the file vanished before it was read") from error
+            raise TransientError(f"{name}: the file vanished before it was read") from error
         self._current = CsvFileReader(self._file, file, self._context.uid, self._rules, self._limits)
         start = self._start_of(split)
         self._current.open_at(start)
@@ -255,13 +292,18 @@ class _CsvReader(SourceReader):
     def _remaining_bytes(self, split: Split) -> int:
         start = self._start_of(split)
         with suppress(OSError):
-            size = split_path(split.id, self._context.base_dir).stat().st_size
-            return max(0, size - (start.offset if start is not None else 0))
+            size = split_path(file_and_begin(split.id)[0], self._context.base_dir).stat().st_size
+            end = size if start is None or start.end is None else start.end
+            return max(0, end - (start.offset if start is not None else 0))
         return 0
 
     def _report(self, done_bytes: int) -> None:
         self._done_bytes = done_bytes
         self._progress = Progress(done_bytes, max(done_bytes, self._total_bytes))
+
+
+def _at(part: FilePosition | None) -> int:
+    return 0 if part is None else part.offset
 
 
 def _open(file: SourceFile) -> BinaryIO:

@@ -69,15 +69,18 @@ class CsvFileReader:
         self._size = os.fstat(file.fileno()).st_size
         self._consumed = Consumed()
         self._opened: _Opened | None = None
+        self._end: int | None = None
 
     def open_at(self, stored: FilePosition | None) -> None:
         """Verify the file against the stored position, read its header, and go to where reading continues."""
         if stored is not None:
             self._size = verify_unchanged(self._file, self._split, stored)
+            self._end = stored.end
+        resumes = stored is not None and stored.offset > 0
         header = self._header()
-        if header is None or not (header.terminated or stored):
+        if header is None or not (header.terminated or resumes):
             return
-        if stored is not None:
+        if stored is not None and resumes:
             self._consumed = Consumed.resume(self._file, stored, header.end)
         else:
             self._consumed.head_limit = max(self._consumed.head_limit, header.end)
@@ -91,7 +94,7 @@ class CsvFileReader:
 
     def position(self) -> FilePosition | None:
         """Where the next read starts; None while not even the header is complete."""
-        return self._consumed.position(self._size) if self._consumed.offset else None
+        return replace(self._consumed.position(self._size), end=self._end) if self._consumed.offset else None
 
     def read_batch(self) -> pa.RecordBatch | None:
         """The next batch, or None at the (present) end of the file."""
@@ -145,6 +148,8 @@ class CsvFileReader:
         """The whole records that follow (empty when there are none now), and whether the file ends behind them."""
         wanted = self._limits.block_bytes
         while True:
+            if self._end is not None and self._consumed.offset + wanted >= self._end:
+                return self._last_block(self._end - self._consumed.offset), True
             data = read_at(self._file, self._consumed.offset, wanted)
             if len(data) < wanted:
                 self._verify_at_end(len(data))
@@ -156,6 +161,18 @@ class CsvFileReader:
                 self._refuse_endless_record(opened, data)
             # Twice as much each time, so that a long record is not looked through again and again.
             wanted *= 2
+
+    def _last_block(self, size: int) -> bytes:
+        """What is left of a part of the file that has an end."""
+        data = read_at(self._file, self._consumed.offset, size)
+        if size:
+            self._verify_at_end(size)
+        if data and not data.endswith(b"\n"):
+            raise StateError(
+                f"{self._split}: no record ends at byte {self._end} any more: it was rewritten; restore the file as it"
+                " was, or give the new content a new name"
+            )
+        return data
 
     def _held_back(self, opened: _Opened, data: bytes) -> bytes:
         """The part of a file's end that is complete although the file may go on."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, Field, asdict, dataclass, fields
 from typing import Any, BinaryIO
 
 from etl.errors import StateError
@@ -30,6 +30,7 @@ class FilePosition:
         head_bytes: How many bytes from the start are covered by ``head_sha256``.
         tail_bytes: How many bytes before ``offset`` are covered by ``tail_sha256``.
         unterminated: True when the last record was read without a line end because the file ended there.
+        end: Byte at which the part of the file ends that is read; None at the end of the file, which may grow.
     """
 
     offset: int
@@ -40,6 +41,7 @@ class FilePosition:
     tail_bytes: int
     tail_sha256: str
     unterminated: bool
+    end: int | None = None
 
     @classmethod
     def from_json(cls, split: str, position: Position) -> FilePosition:
@@ -48,23 +50,30 @@ class FilePosition:
         Raises:
             StateError: It is not a position of a file.
         """
-        wanted = {field.name: _TYPES[str(field.type)] for field in fields(cls)}
+        wanted = {
+            field.name: _TYPES[str(field.type)] for field in fields(cls) if field.name in position or _is_needed(field)
+        }
         bad = [name for name, kind in wanted.items() if type(position.get(name)) is not kind]
         if bad:
             raise StateError(
                 f"{split}: the stored position is not one of a file ({', '.join(bad)} missing or malformed)"
             )
         read = cls(**{name: position[name] for name in wanted})
-        if not (0 <= read.head_bytes <= read.offset >= read.tail_bytes >= 0 and read.line >= 1):
+        inside = read.end is None or read.offset <= read.end
+        if not (0 <= read.head_bytes <= read.offset >= read.tail_bytes >= 0 and read.line >= 1 and inside):
             raise StateError(f"{split}: the stored position contradicts itself: {dict(position)}; restore it")
         return read
 
     def to_json(self) -> Mapping[str, Any]:
         """The JSON object that is stored."""
-        return asdict(self)
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
 
-_TYPES: dict[str, type] = {"int": int, "str": str, "bool": bool}
+_TYPES: dict[str, type] = {"int": int, "str": str, "bool": bool, "int | None": int}
+
+
+def _is_needed(field: Field[Any]) -> bool:
+    return field.default is MISSING
 
 
 @dataclass(slots=True)
