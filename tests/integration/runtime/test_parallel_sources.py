@@ -23,6 +23,7 @@ from etl.store.tables import RunStatus
 from sinks import PostgresTable, TwoPhaseCommitSink, UpsertSink
 
 COLUMNS = {"id": "int8", "key": "int4"}
+COUNT = "SELECT count(*)::int FROM rows"
 FILES = {f"{number}.csv": number % 7 * 10 + 1 for number in range(24)}
 """Rows by name of a file."""
 
@@ -203,3 +204,31 @@ def test_rows_are_dealt_out_to_functions_and_all_come_back(store_url: str, direc
     found = query(store_url, "SELECT id FROM (SELECT * FROM low UNION ALL SELECT * FROM high) AS found ORDER BY id")
     assert found == [(id_,) for id_ in range(sum(FILES.values()))]
     assert threads == {f"map-1[{number}]" for number in range(4)}
+
+
+def test_one_file_is_read_in_parts_by_several_over_restarts_and_growth(store_url: str, tmp_path: Path) -> None:
+    append(tmp_path / "0.csv", range(400))
+    failures = iter([1, 2])
+    batches = 0
+
+    def listen(event: Event) -> None:
+        nonlocal batches
+        if event.name == "source.batch":
+            batches += 1
+            if batches % 60 == 0 and next(failures, None) is not None:
+                raise TransientError("again")
+
+    for parallelism, split_bytes, rows in ((3, 500, 400), (2, 900, 1000), (1, None, 1001)):
+        append(tmp_path / "0.csv", range(query(store_url, COUNT)[0][0] if rows > 400 else 400, rows))
+        restart = RestartPolicy(attempts=3, delay_s=0.01, delay_max_s=0.01)
+        job = Job("parts", checkpoint=CheckpointPolicy(interval_s=60.0, rows=40), restart=restart)
+        job.base_dir = tmp_path
+        source = CsvFiles("*.csv", COLUMNS, batch_rows=4, split_bytes=split_bytes)
+        job.read("file", source, parallelism=parallelism).write(
+            "rows", TwoPhaseCommitSink(PostgresTable("rows", create=True))
+        )
+        assert run(store_url, job, listen).exit_code == 0
+        assert query(store_url, "SELECT id FROM rows ORDER BY id") == [(id_,) for id_ in range(rows)]
+    splits = [split for (split,) in query(store_url, "SELECT split FROM etl.positions")]
+    assert "0.csv" in splits
+    assert len(splits) > 6
