@@ -225,10 +225,14 @@ class InputWatermarks:
     def __init__(self, inputs: int) -> None:
         self._inputs = [Watermark(None)] * inputs
         self._merged = Watermark(None)
+        self._least: int | None = None
 
     def resume(self, watermark: int) -> None:
-        """Begin with what a checkpoint has stored."""
-        self._merged = Watermark(watermark)
+        """Begin with what a checkpoint has stored.
+
+        It is not taken for told: whoever comes behind may have stored less, and has to hear of it once more.
+        """
+        self._least = watermark
 
     def advance(self, index: int, watermark: Watermark) -> Watermark | None:
         """Note what an input says; returns the own watermark if it has changed by that."""
@@ -239,12 +243,15 @@ class InputWatermarks:
         active = [one.time for one in self._inputs if not one.idle]
         found = [time for time in active if time is not None]
         time = min(found) if found and len(found) == len(active) else None
-        if time is None or (self._merged.time is not None and time < self._merged.time):
-            time = self._merged.time
+        if time == FOREVER and any(one.time != FOREVER for one in self._inputs):
+            # An idle input is not waited for, but nobody has said that what is open of it is to be closed.
+            time = None
+        if time is None or (self._least is not None and time < self._least):
+            time = self._least
         merged = Watermark(time, idle=not active)
         if merged == self._merged:
             return None
-        self._merged = merged
+        self._merged, self._least = merged, time
         return merged
 
 

@@ -234,6 +234,6 @@ def test_restored_watermark_is_the_operators_and_the_cuts() -> None:
     stage = Stage()
     stage.subtask.resume(50)
     stage.play(*((channel, Watermark(40)) for channel in range(3)), *((channel, Barrier(7)) for channel in range(3)))
-    assert stage.main.elements == [Barrier(7)]
+    assert stage.main.elements == [Watermark(50), Barrier(7)]
     _, taken = stage.cuts.get()
     assert taken == CutTaken("held", 7, StateCut("held", (), StateSummary(0, 50)))

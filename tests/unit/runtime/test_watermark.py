@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from etl.errors import StateError
-from etl.event_time import EventTime
+from etl.event_time import FOREVER, EventTime
 from etl.runtime.element import Watermark
 from etl.runtime.watermark import InputWatermarks, SourceWatermarks, SplitTime
 
@@ -171,8 +171,19 @@ def test_input_that_has_said_nothing_holds_everything_back() -> None:
     assert inputs.advance(1, Watermark(None, idle=True)) == Watermark(10)
 
 
-def test_restored_watermark_never_goes_back() -> None:
-    inputs = InputWatermarks(1)
+def test_restored_watermark_is_told_once_more_and_never_goes_back() -> None:
+    inputs = InputWatermarks(2)
     inputs.resume(50)
-    assert inputs.advance(0, Watermark(40)) is None
-    assert inputs.advance(0, Watermark(60)) == Watermark(60)
+    assert inputs.advance(0, Watermark(40)) == Watermark(50)
+    assert inputs.advance(1, Watermark(50)) is None
+    assert inputs.advance(0, Watermark(60)) is None
+    assert inputs.advance(1, Watermark(60)) == Watermark(60)
+
+
+def test_end_of_time_comes_only_when_all_inputs_have_come_to_it() -> None:
+    inputs = InputWatermarks(2)
+    assert inputs.advance(0, Watermark(10, idle=True)) is None
+    assert inputs.advance(1, Watermark(5)) == Watermark(5)
+    assert inputs.advance(1, Watermark(FOREVER)) is None
+    assert inputs.advance(0, Watermark(20)) == Watermark(20)
+    assert inputs.advance(0, Watermark(FOREVER)) == Watermark(FOREVER)

@@ -104,6 +104,23 @@ def test_slowest_source_decides(watermarks: list[int | str]) -> None:
     assert watermarks == [5, 5, 8, 20]
 
 
+def test_event_time_that_was_held_back_by_another_input_is_known_to_it_after_a_crash() -> None:
+    """Behind an operator that has stored more than whoever comes behind it, which waits for a slower source."""
+    job = Job("union")
+    fast, slow = (
+        job.read(uid, DeclaredSource({"n": "int8", "at": "timestamptz"}), event_time=EventTime("at"))
+        for uid in ("fast", "slow")
+    )
+    events = fast.deduplicate("once", ["n"], ttl=timedelta(hours=1), time="at").union(slow)
+    counts = events.key_by("n").window(Tumbling(timedelta(minutes=10)), time="at").aggregate("counts", times=pl.len())
+    counts.write("out", TwoPhaseCommitSink(PostgresTable("out")))
+    script = [at("fast", 1, 30), at("slow", 1), checkpoint(), crash(), at("slow", 40)]
+
+    result = play(job, script)
+
+    assert [(row["n"], row["window_start"], row["times"]) for row in result.output["out"]] == [(1, NOON, 2)]
+
+
 def test_event_time_stays_at_its_place_when_it_is_played_otherwise(watermarks: list[int | str]) -> None:
     script = [at("events", 0, 1, 2), advance(minutes(10)), at("events", 11, 12), drain()]
 
