@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import random
 import time
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from threading import Event
 from typing import Protocol
+
+SPAN_MAX = timedelta(days=366_000)
+"""Declared spans of a thousand years are a mistake, and integers would overflow some time behind them."""
 
 
 class Clock(Protocol):

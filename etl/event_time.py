@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from etl.clock import SPAN_MAX
 from etl.errors import Finding
 from etl.lazy import LazyModule
 from etl.schema import PostgresType, Schema
@@ -69,9 +70,10 @@ class EventTime:
             value = getattr(self, name)
             if value is None and name in ("idle_after", "future_skew"):
                 continue
-            if not isinstance(value, timedelta) or value < least * _MICROSECOND:
+            if not isinstance(value, timedelta) or not least * _MICROSECOND <= value <= SPAN_MAX:
                 at_least = "above 0" if least else "of at least 0"
-                yield Finding(subject, f"{name}={value!r} is no timedelta {at_least}", "e.g. timedelta(minutes=5)")
+                problem = f"{name}={value!r} is no timedelta {at_least} and up to {SPAN_MAX.days} days"
+                yield Finding(subject, problem, "e.g. timedelta(minutes=5)")
 
 
 def is_event_time(type_: PostgresType) -> bool:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 import pyarrow as pa
 
 from etl.accumulator import Accumulator, CustomColumn, ExpressionAccumulator, custom_column, row_type
+from etl.clock import SPAN_MAX
 from etl.errors import ConfigurationError, Finding
 from etl.event_time import is_event_time
 from etl.lazy import LazyModule
@@ -340,8 +341,9 @@ def ttl_findings(stateful: Stateful, ttl: object) -> Iterable[Finding]:
     """What is wrong with a time to live."""
     if ttl is not None and stateful.keys_in_memory is not None:
         yield waiting_on_disk(stateful)
-    if ttl is not None and (not isinstance(ttl, timedelta) or ttl <= timedelta(0)):
-        yield stateful.finding(f"ttl={ttl!r} is no timedelta above 0", "e.g. ttl=timedelta(days=30)")
+    if ttl is not None and (not isinstance(ttl, timedelta) or not timedelta(0) < ttl <= SPAN_MAX):
+        problem = f"ttl={ttl!r} is no timedelta above 0 and up to {SPAN_MAX.days} days"
+        yield stateful.finding(problem, "e.g. ttl=timedelta(days=30)")
 
 
 def _candidates(inner: pl.Expr) -> Iterable[tuple[AggregateKind, pl.Expr]]:

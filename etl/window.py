@@ -7,10 +7,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TypeAlias
 
+from etl.clock import SPAN_MAX
 from etl.errors import Finding
-
-SPAN_MAX = timedelta(days=366_000)
-"""Spans of a thousand years are a mistake, and integers would overflow some time behind them."""
 
 WINDOWS_OF_A_ROW_MAX = 1_000
 

@@ -305,11 +305,19 @@ def test_broken_source_schema_is_found() -> None:
         (
             EventTime("at", out_of_orderness=timedelta(seconds=-1), every=timedelta(0)),
             [
-                "out_of_orderness=datetime.timedelta(days=-1, seconds=86399) is no timedelta of at least 0",
-                "every=datetime.timedelta(0) is no timedelta above 0",
+                "out_of_orderness=datetime.timedelta(days=-1, seconds=86399) is no timedelta of at least 0 and up to"
+                " 366000 days",
+                "every=datetime.timedelta(0) is no timedelta above 0 and up to 366000 days",
             ],
         ),
-        (EventTime("at", idle_after=5), ["idle_after=5 is no timedelta of at least 0"]),  # type: ignore[arg-type]
+        (
+            EventTime("at", future_skew=timedelta(days=366_001)),
+            ["future_skew=datetime.timedelta(days=366001) is no timedelta of at least 0 and up to 366000 days"],
+        ),
+        (
+            EventTime("at", idle_after=5),  # type: ignore[arg-type]
+            ["idle_after=5 is no timedelta of at least 0 and up to 366000 days"],
+        ),
         ("at", ["event_time is str"]),
     ],
 )

@@ -181,6 +181,7 @@ def test_row_without_a_time_is_refused() -> None:
     [
         ({"ttl": "1 day"}, "ttl='1 day' is no timedelta above 0"),
         ({"ttl": timedelta(-1)}, "is no timedelta above 0"),
+        ({"ttl": timedelta.max}, "is no timedelta above 0 and up to 366000 days"),
         ({"ttl": None}, "time='at' is given, and nothing goes by it"),
         ({"keys_in_memory": 5}, "keys_in_memory is given, and keys whose time will come must be in memory"),
     ],

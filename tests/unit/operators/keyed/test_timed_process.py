@@ -544,6 +544,7 @@ def test_row_without_a_time_is_refused_where_its_time_matters() -> None:
         ({"in_order": False, "on_timer": None, "ttl": None}, "time='at' is given, and nothing goes by it"),
         ({"ttl": 5}, "ttl=5 is no timedelta above 0"),
         ({"ttl": timedelta(0)}, "ttl=datetime.timedelta(0) is no timedelta above 0"),
+        ({"ttl": timedelta.max}, "is no timedelta above 0 and up to 366000 days"),
         ({"states": {"timers": ValueState("int8")}}, 'state "timers" has the name of the timers'),
         ({"keys_in_memory": 5}, "keys_in_memory is given, and keys whose time will come must be in memory"),
     ],
