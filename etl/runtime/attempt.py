@@ -31,7 +31,15 @@ from etl.store import checkpoints, pruning, rewinding, savepoints, state
 from etl.store.checkpoints import CompletedCheckpoint, Restored
 from etl.store.database import Database, StoreConnection
 from etl.store.integrity import require_states_unchanged, require_whole
-from etl.store.lease import Lease, application_name, known_targets, observe, register_sinks, terminate_sessions
+from etl.store.lease import (
+    Lease,
+    application_name,
+    beat,
+    known_targets,
+    observe,
+    register_sinks,
+    terminate_sessions,
+)
 from etl.store.ledger import DatabaseLedger
 from etl.store.runs import RunTotals, save_totals
 from etl.store.state import OperatorState
@@ -128,6 +136,9 @@ class Attempt:
         self._rows_written = restored.rows_written_total
         require_whole(self._session, self._lease, restored)
         sink_ids = self._register_sinks()
+        if self._environment.stop.with_savepoint and (asked := beat(self._session.driver, self._lease)) is not None:
+            # Noticed before the attempt finds that nothing is to be read, and ends.
+            self._savepoint_asked(asked)
         keeper.start()
         resources.callback(keeper.stop)
         return restored, sink_ids
@@ -355,6 +366,9 @@ class Attempt:
         )
         for subtask in wiring.stateful.values():
             subtask.announce_due()
+        if environment.stop.with_savepoint:
+            # An attempt before was to end with a savepoint, and has made it perhaps: nothing comes behind that.
+            coordinator.stop_reading()
         executor.start()
         environment.stop.tell(lambda: self._inbox.put(StopRequested()))
         coordinator.run()

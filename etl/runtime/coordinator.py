@@ -225,9 +225,10 @@ class Coordinator:
         elif self._pending is None or self._pending.trigger is not Trigger.SAVEPOINT:
             self._savepoint_due = True
         if isinstance(message, StopRequested) or message.stop:
-            self._stop_reading()
+            self.stop_reading()
 
-    def _stop_reading(self) -> None:
+    def stop_reading(self) -> None:
+        """Have the sources read nothing more; a last checkpoint of what was read follows."""
         if self._stopping:
             return
         self._stopping = True

@@ -71,7 +71,7 @@ def find(connection: Connection, job_id: str, name: str) -> Cut:
         ConfigurationError: There is none; lists those that are there.
         StateError: Its row was deleted or edited by hand.
     """
-    if name.isdecimal():
+    if name.isascii() and name.isdecimal():
         query = "SELECT max(incarnation), %s::int8, true FROM etl.checkpoint WHERE job_id = %s AND checkpoint_id = %s"
         row = connection.execute(query, [name, job_id, name]).fetchone() if len(name) < 19 else None
     else:

@@ -270,7 +270,8 @@ class Fleet:
         return Assignment(
             worker=number,
             workers=self._environment.workers,
-            search_path=sys.path,
+            # Others there may be, paths for instance, which an import passes over.
+            search_path=[entry for entry in sys.path if isinstance(entry, str)],
             loader=loader,
             outline=outline_of(self._environment.job, self._environment.graph),
             files=self._environment.files,
