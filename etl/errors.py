@@ -42,6 +42,11 @@ class Finding:
         return f"{self.subject}: {self.problem}; {self.cure}"
 
 
+def storable(message: str) -> str:
+    """A message as another process and the store take it: lone surrogates and NUL, brought by data, are spelled out."""
+    return message.encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")
+
+
 class EtlError(Exception):
     """Base of all errors that the framework raises on purpose."""
 

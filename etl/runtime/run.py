@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 import psycopg
 
 from etl.clock import Clock, SystemClock
-from etl.errors import AlreadyRunningError, EtlError, FencedError, StopTimeoutError
+from etl.errors import AlreadyRunningError, EtlError, FencedError, StopTimeoutError, storable
 from etl.job import Job
 from etl.runtime import preflight
 from etl.runtime.classification import classify
@@ -218,7 +218,7 @@ def _summarise(
         restarts=supervisor.restarts,
         duration_s=environment.clock.monotonic_s() - started_s,
         exit_code=_exit_code(environment.stop, error),
-        error=None if error is None else str(error),
+        error=None if error is None else storable(str(error)),
         cause=error,
     )
 

@@ -13,7 +13,7 @@ import msgspec
 
 from etl import errors
 from etl.codec import decode_rows, encode_rows
-from etl.errors import ConfigurationError, EtlError, Finding, RecordError
+from etl.errors import ConfigurationError, EtlError, Finding, RecordError, storable
 from etl.runtime.loader import JobLoader
 from etl.runtime.message import Message, StateSnapshotted, SubtaskEnded, TimersFired
 from etl.runtime.workers.frames import read_exactly, shut
@@ -236,11 +236,11 @@ def told(error: EtlError) -> Failure:
     kind = next(one for one in type(error).__mro__ if one.__module__ == errors.__name__)
     return Failure(
         kind.__name__,
-        str(error),
+        storable(str(error)),
         error.uid if isinstance(error, RecordError) else None,
         error.split if isinstance(error, RecordError) else None,
         error.findings if isinstance(error, ConfigurationError) else (),
-        "".join(traceback.format_exception(error)),
+        storable("".join(traceback.format_exception(error))),
     )
 
 

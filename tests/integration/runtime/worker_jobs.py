@@ -68,12 +68,17 @@ def _raise_value_error() -> None:
     raise ValueError("this number brings bad luck")
 
 
+def _raise_unprintable() -> None:
+    raise ValueError("no text can hold \udc80, and no database \0")
+
+
 def _raise_record_error() -> None:
     raise RecordError("this number cannot be carried", uid="numbers", split="numbers")
 
 
 STUMBLES: dict[str, Callable[[], None]] = {
     "value error": _raise_value_error,
+    "unprintable": _raise_unprintable,
     "record error": _raise_record_error,
     "os error": lambda: Path("/nowhere/at/all").rmdir(),
     "sys.exit": lambda: sys.exit(5),
