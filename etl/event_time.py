@@ -34,6 +34,8 @@ FOREVER = (1 << 63) - 1
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
+_DAY = 86_400_000_000
+_DAYS_MAX = FOREVER // _DAY
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,12 +94,13 @@ def microseconds_since_1970(moment: datetime) -> int:
 
 
 def microseconds_of(moments: pa.Array) -> pa.Array:
-    """Moments as 64-bit integers, NULL where there is none.
+    """Moments as 64-bit integers, NULL where there is none; an infinite date is the last day that they can hold.
 
     Args:
         moments: Of a type that :func:`is_event_time` accepts, as Arrow holds it.
     """
     if pa.types.is_date(moments.type):
         days = moments.cast(pa.int32()).cast(pa.int64())
-        return pc.multiply(days, pa.scalar(86_400_000_000, pa.int64()))
+        held = pc.max_element_wise(pc.min_element_wise(days, _DAYS_MAX, skip_nulls=False), -_DAYS_MAX, skip_nulls=False)
+        return pc.multiply(held, pa.scalar(_DAY, pa.int64()))
     return moments.cast(pa.timestamp("us", moments.type.tz)).cast(pa.int64())

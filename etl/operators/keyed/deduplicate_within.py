@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
@@ -14,9 +15,9 @@ from etl.operator import LATE, Output, SideOutput
 from etl.operators.exact import placed
 from etl.operators.keyed.columns import Ids
 from etl.operators.keyed.grouping import first_rows, key_arrays, key_frame
-from etl.operators.keyed.moments import MomentsColumn, MomentType, moments_of
+from etl.operators.keyed.moments import MomentType, SortedMomentsColumn, moments_of
 from etl.operators.keyed.state import KeyedState
-from etl.operators.keyed.time_queue import Moments, TimeQueue
+from etl.operators.keyed.time_queue import Moments, TimeQueue, later
 from etl.schema import PostgresType, Schema
 from etl.state import Fragment, StateCut, StatefulOperator
 
@@ -43,7 +44,7 @@ class DeduplicateWithinOperator(StatefulOperator):
         self._ttl = in_microseconds(transformation.ttl)
         self._clock = clock
         type_ = _BY_CLOCK if self._time is None else schema[self._time]
-        self._passed = MomentsColumn(MomentType("passed", type_).arrow, f"moments of {type_}")
+        self._passed = SortedMomentsColumn(MomentType("passed", type_).arrow, f"moments of {type_}")
         key_types = {field.name: field.type.arrow for field in self._keys}
         self._state = KeyedState(self.uid, key_types, {"passed": self._passed})
         self._waiting: TimeQueue | None = None
@@ -67,7 +68,7 @@ class DeduplicateWithinOperator(StatefulOperator):
             ids = self._state.find(key_arrays(frame, self._keys))
             passes = np.fromiter(self._judged(ids, moments), dtype=np.bool_, count=len(ids))
             self._state.touch(ids[passes])
-            waiting.add(moments[passes] + self._ttl, ids[passes])
+            waiting.add(later(moments[passes], self._ttl), ids[passes])
             yield batch if passes.all() else batch.filter(pa.array(passes))
 
     def _judged(self, ids: Ids, moments: Moments) -> Iterable[bool]:
@@ -75,13 +76,15 @@ class DeduplicateWithinOperator(StatefulOperator):
         for id_, moment in zip(ids.tolist(), moments.tolist(), strict=True):
             known = passed[id_]
             if known is None:
-                passed[id_] = {moment}
-            elif any(abs(moment - one) < ttl for one in known):
-                yield False
+                passed[id_] = [moment]
+                yield True
                 continue
-            else:
-                known.add(moment)
-            yield True
+            place = bisect_left(known, moment)
+            # Only the nearest ones matter: there may be many while event time is held back.
+            passes = all(abs(moment - one) >= ttl for one in known[max(0, place - 1) : place + 1])
+            if passes:
+                known.insert(place, moment)
+            yield passes
 
     def advance(self, watermark: int) -> Iterable[Output]:
         """Forget what no row can come near to any more; the end of time says nothing about that."""
@@ -118,8 +121,8 @@ class DeduplicateWithinOperator(StatefulOperator):
         _, ids = self._queue().take(now)
         some = np.unique(ids)
         for id_ in some.tolist():
-            left = {moment for moment in self._passed.values[id_] or () if moment + self._ttl > now}
-            self._passed.values[id_] = left or None
+            known = self._passed.values[id_] or []
+            self._passed.values[id_] = known[bisect_right(known, now - self._ttl) :] or None
         is_empty = np.array([self._passed.values[id_] is None for id_ in some.tolist()], dtype=np.bool_)
         self._state.touch(some[~is_empty])
         self._state.remove(some[is_empty])
@@ -129,7 +132,7 @@ class DeduplicateWithinOperator(StatefulOperator):
         if self._waiting is None:
             self._waiting = TimeQueue()
             ids = self._state.live_ids()
-            pairs = [(moment + self._ttl, id_) for id_ in ids.tolist() for moment in self._passed.values[id_] or ()]
+            pairs = [(moment, id_) for id_ in ids.tolist() for moment in self._passed.values[id_] or ()]
             moments, of_moments = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
-            self._waiting.add(moments, of_moments)
+            self._waiting.add(later(moments, self._ttl), of_moments)
         return self._waiting

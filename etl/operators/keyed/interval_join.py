@@ -13,8 +13,8 @@ from etl.event_time import FOREVER, in_microseconds
 from etl.joins import IntervalJoin
 from etl.operators.keyed.columns import Ids
 from etl.operators.keyed.join_rows import Columns, PartnerRows, in_pieces
-from etl.operators.keyed.joining import LEAST, JoinOperator, columns_of, known_keys, later, taken
-from etl.operators.keyed.time_queue import Moments
+from etl.operators.keyed.joining import LEAST, JoinOperator, columns_of, known_keys, taken
+from etl.operators.keyed.time_queue import Moments, later
 from etl.schema import Schema
 
 

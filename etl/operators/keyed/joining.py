@@ -10,7 +10,6 @@ from typing import ClassVar
 import numpy as np
 import pyarrow as pa
 
-from etl.event_time import FOREVER
 from etl.joins import SIDES, Join
 from etl.operator import LATE, LATE_RIGHT, Output, SideOutput
 from etl.operators.exact import placed
@@ -136,9 +135,3 @@ def taken(batch: pa.RecordBatch, rows: Flags | Numbers) -> pa.RecordBatch:
 def columns_of(batch: pa.RecordBatch) -> Mapping[str, pa.Array]:
     """The columns of a batch by name."""
     return dict(zip(batch.schema.names, batch.columns, strict=True))
-
-
-def later(moments: Moments, span: int) -> Moments:
-    """Moments that lie a span, which may be negative, behind others; none goes beyond what 64 bits hold."""
-    low, high = max(LEAST, LEAST - span), min(FOREVER, FOREVER - span)
-    return np.clip(moments, low, high) + span

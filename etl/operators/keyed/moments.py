@@ -81,10 +81,10 @@ class MomentColumn(PythonColumn):
         return objects
 
 
-class MomentsColumn(PythonColumn):
-    """A set of moments for each id, None where it would be empty; stored in their order."""
+class SortedMomentsColumn(PythonColumn):
+    """Moments for each id, in their order; None where there are none."""
 
-    values: list[set[int] | None]
+    values: list[Any]
 
     def __init__(self, arrow: pa.DataType, declared: str) -> None:
         super().__init__(pa.list_(arrow), declared)
@@ -98,8 +98,18 @@ class MomentsColumn(PythonColumn):
 
     def objects(self, values: pa.Array) -> Sequence[Any]:
         """See :meth:`PythonColumn.objects`."""
-        found = values.cast(pa.list_(pa.int64())).to_pylist()
-        return [None if one is None else set(one) for one in found]
+        found: list[list[int] | None] = values.cast(pa.list_(pa.int64())).to_pylist()
+        return found
+
+
+class MomentsColumn(SortedMomentsColumn):
+    """A set of moments for each id, None where it would be empty; stored in their order."""
+
+    values: list[set[int] | None]
+
+    def objects(self, values: pa.Array) -> Sequence[Any]:
+        """See :meth:`PythonColumn.objects`."""
+        return [None if one is None else set(one) for one in super().objects(values)]
 
 
 def moments_of(batch: pa.RecordBatch, column: str) -> Moments:

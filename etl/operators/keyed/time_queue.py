@@ -10,6 +10,8 @@ from etl.operators.keyed.columns import Ids
 Moments = npt.NDArray[np.int64]
 """Microseconds since 1970."""
 
+_LEAST, _GREATEST = -(1 << 63), (1 << 63) - 1
+
 
 class TimeQueue:
     """Ids, each to be taken when its moment has come; of equal moments the one that was added first comes first.
@@ -49,6 +51,12 @@ class TimeQueue:
                 left.append(_released(moments[end:], ids[end:]))
         self._runs = left
         return _joined(due) if due else (np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
+
+
+def later(moments: Moments, span: int) -> Moments:
+    """Moments that lie a span, which may be negative, behind others; none goes beyond what 64 bits hold."""
+    low, high = max(_LEAST, _LEAST - span), min(_GREATEST, _GREATEST - span)
+    return np.clip(moments, low, high) + span
 
 
 def _sorted(moments: Moments, ids: Ids) -> tuple[Moments, Ids]:

@@ -57,7 +57,7 @@ def batch(rows: list[Row]) -> pa.RecordBatch:
 
 
 def passed(emitted: list[Output]) -> list[int]:
-    return [row["id"] for one in emitted if isinstance(one, pa.RecordBatch) for row in one.to_pylist()]
+    return [id_ for one in emitted if isinstance(one, pa.RecordBatch) for id_ in one.column("id").to_pylist()]
 
 
 def late(emitted: list[Output]) -> list[int]:
@@ -168,6 +168,18 @@ def test_without_a_time_of_the_rows_the_clock_at_which_they_come_decides() -> No
     subtasks.tick(BEGIN_US + 2 * TTL)
     subtasks.cut()
     assert (subtasks.due(), subtasks.stored_keys()) == (None, 0)
+
+
+def test_row_at_the_end_of_time_is_remembered_for_ever_also_after_a_crash() -> None:
+    subtasks = subtasks_of(transformation())
+    infinity = pa.array([FOREVER], pa.timestamp("us", "UTC"))
+    rows = pa.RecordBatch.from_arrays([pa.array(["a"]), infinity, pa.array([1])], schema=SCHEMA.to_arrow())
+    assert passed(subtasks.process(rows)) == [1]
+    subtasks.cut()
+    subtasks.crash(1)
+    assert subtasks.advance(BEGIN_US) == []
+    assert passed(subtasks.process(rows)) == []
+    assert passed(subtasks.process(batch([("a", 5, 2)]))) == [2]
 
 
 def test_row_without_a_time_is_refused() -> None:
