@@ -182,7 +182,8 @@ class SourceWatermarks:
         # What is released behind each row; before it, it is what was released behind the one before.
         released = np.maximum(self._released(latest, stream), _or_least(self.watermark))
         before = np.concatenate([[_or_least(self.watermark)], released[:-1]])
-        self._latest[stream] = int(latest[-1])
+        if int(latest[-1]) > LEAST:
+            self._latest[stream] = int(latest[-1])
         yield from self._cut(batch, (happened < before) & np.asarray(moments.is_valid()), before)
         if int(released[-1]) > _or_least(self.watermark):
             self.watermark = int(released[-1])

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from etl.errors import StateError
 from etl.event_time import FOREVER, EventTime
 from etl.runtime.element import Watermark
-from etl.runtime.watermark import InputWatermarks, SourceWatermarks, SplitTime
+from etl.runtime.watermark import STORED, InputWatermarks, SourceWatermarks, SplitTime
 
 SECOND = 1_000_000
 
@@ -65,6 +65,13 @@ def test_split_that_waits_holds_the_watermark_back() -> None:
     assert times.ran_dry(lambda: 10**18) is None
     times.assigned(["a"])
     assert shown(times.follow("a", batch(21), 0)) == [[21], (21, False)]
+
+
+def test_rows_that_move_no_watermark_leave_nothing_to_be_stored() -> None:
+    times = made(future_skew=timedelta(seconds=10))
+    times.assigned(["a", "b"])
+    assert shown(times.follow("a", batch(None, 99), now=0)) == [[None, 99]]
+    assert times.stored("a").added_to({}) == {STORED: {"latest": None, "watermark": None}}
 
 
 def test_splits_in_sequence_are_one_stream() -> None:
