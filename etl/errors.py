@@ -11,6 +11,7 @@
     ├── FencedError                  78      a newer run owns the job: stop quietly, touch nothing
     ├── StopTimeoutError            143      the user's stop came to no final checkpoint in time (130 for Ctrl-C)
     ├── StateError                   70      stored state contradicts the world: stop loudly
+    │   └── LostRowsError            70      rows of a completed checkpoint are gone
     ├── RecordError                  65      a record cannot be carried exactly
     └── InternalError                70      a defect of the framework or of user code
 
@@ -103,6 +104,18 @@ class StopTimeoutError(EtlError):
 
 class StateError(EtlError):
     """What is stored contradicts what is found; going on could lose or repeat rows."""
+
+
+class LostRowsError(StateError):
+    """Rows of a completed checkpoint are neither staged nor in the target: going back to one before reads them again.
+
+    Attributes:
+        uid: The sink, where it is known.
+    """
+
+    def __init__(self, message: str, *, uid: str | None = None) -> None:
+        super().__init__(message)
+        self.uid = uid
 
 
 class RecordError(EtlError):

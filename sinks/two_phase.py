@@ -18,7 +18,7 @@ from typing import Self
 
 import pyarrow as pa
 
-from etl.errors import StateError
+from etl.errors import LostRowsError, StateError
 from etl.sink import Committable, Committer, Delivery, Sink, SinkContext, SinkWriter, SupportsCommitter
 
 PREFIX = "etl"
@@ -222,14 +222,15 @@ class _Committer(Committer):
             return 0
         raise self._lost(gid, committable)
 
-    def _lost(self, gid: str, committable: Committable) -> StateError:
+    def _lost(self, gid: str, committable: Committable) -> LostRowsError:
         number = committable.checkpoint_id
-        return StateError(
+        return LostRowsError(
             f'ALARM: sink "{committable.uid}", {self._target}: the {committable.rows} rows of checkpoint {number} are '
             f"lost: unit {gid} was prepared and recorded as completed, and now it is neither prepared nor committed "
             "(rolled back by hand, or the target was restored to an earlier state). Nothing was written after it. To "
             f"replay them, go back to checkpoint {number - 1}: the sources then read the range of checkpoint {number} "
-            "again"
+            "again",
+            uid=committable.uid,
         )
 
     def _emit(self, name: str, checkpoint_id: int) -> None:

@@ -15,7 +15,7 @@ from itertools import chain
 
 import pyarrow as pa
 
-from etl.errors import StateError
+from etl.errors import LostRowsError
 from etl.sink import Committable, Committer, Delivery, Sink, SinkContext, SinkWriter, SupportsCommitter
 from sinks.chunker import Chunker
 from sinks.two_phase import require_none_ahead
@@ -205,13 +205,14 @@ class _Committer(Committer):
         if rows != unit.rows:
             raise self._lost(unit)
 
-    def _lost(self, unit: Committable) -> StateError:
+    def _lost(self, unit: Committable) -> LostRowsError:
         number = unit.checkpoint_id
-        return StateError(
+        return LostRowsError(
             f'ALARM: sink "{unit.uid}", {self._target}: the {unit.rows} rows of checkpoint {number} are'
             " lost: neither the target nor the write-ahead log has all of them. Nothing was written after them."
             f" To replay them, go back to checkpoint {number - 1}: the sources then read the range of checkpoint"
-            f" {number} again"
+            f" {number} again",
+            uid=unit.uid,
         )
 
     def _emit(self, name: str, unit: Committable) -> None:

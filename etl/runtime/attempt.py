@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 
-from etl.errors import FencedError, StateError, TransientError
+from etl.errors import FencedError, LostRowsError, StateError, TransientError
 from etl.graph import SinkNode
 from etl.lookup import LookupContext
 from etl.runtime import recovery
@@ -101,7 +101,7 @@ class Attempt:
         """
         with ExitStack() as resources:
             restored, sink_ids = self._take_up(resources)
-            self._recover(self._parts(sink_ids, self._transactions(resources), resources), restored)
+            self._settle(self._parts(sink_ids, self._transactions(resources), resources), restored, target)
             session = resources.enter_context(closing(self._open_session()))
             self._emit("rewind.begin", checkpoint=target.cut.checkpoint_id)
             with translated_in_store(f"going back to checkpoint {target.cut.checkpoint_id}"):
@@ -247,6 +247,22 @@ class Attempt:
                 f"checkpoint {restored.checkpoint_id} of an earlier attempt was complete but not yet visible:"
                 f" committed {rows} row(s) of it"
             )
+
+    def _settle(self, parts: Sequence[SinkPart], restored: Restored, target: Rewind) -> None:
+        """Recover before going back: lost rows that are read again then are no reason to stop."""
+        while True:
+            try:
+                self._recover(parts, restored)
+            except LostRowsError as error:
+                left = [one for one in restored.committables if one.uid != error.uid]
+                if target.cut.checkpoint_id == restored.checkpoint_id or len(left) == len(restored.committables):
+                    raise
+                self._environment.warn(
+                    f'rows of checkpoint {restored.checkpoint_id} that are lost to sink "{error.uid}" are read again'
+                )
+                restored = replace(restored, committables=left)
+            else:
+                return
 
     def _require_ownership(self, error: FencedError | StateError) -> None:
         """Tell what a newer run has done from what is wrong: every epoch comes from the head, and it alone decides."""
