@@ -145,5 +145,5 @@ def wait(span: timedelta) -> Wait:
 
 
 def drain() -> Drain:
-    """Everything that is still open in event time is closed, as by ``etl run --drain``."""
+    """Everything that is still open in event time is closed, as by ``etl run --drain``; what follows is another run."""
     return Drain()

@@ -92,17 +92,22 @@ class _Player:
         self._batches = batches
         self._stored = StoredCheckpoint()
         self._since: list[Step] = []
+        self._is_drained = False
         self._clock = clock
         self._attempt = self._start(parallelism)
 
     def do(self, step: Step) -> None:
         match step:
             case Read() | AdvanceTo() | Drain():
+                if self._is_drained:
+                    # That was the end of a run: event time has no end for the next one.
+                    self._checkpoint()
+                    self._restart(self._parallelism)
+                self._is_drained = isinstance(step, Drain)
                 self._since.append(step)
                 self._flow(step)
             case Checkpoint():
-                self._stored = self._attempt.checkpoint()
-                self._since.clear()
+                self._checkpoint()
             case Wait():
                 self._clock.advance(step.span)
                 self._attempt.tick()
@@ -110,6 +115,10 @@ class _Player:
                 self._restart(self._parallelism)
             case Rescale():
                 self._restart(step.parallelism)
+
+    def _checkpoint(self) -> None:
+        self._stored = self._attempt.checkpoint()
+        self._since.clear()
 
     def _flow(self, step: Step) -> None:
         match step:

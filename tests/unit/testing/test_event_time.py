@@ -81,6 +81,21 @@ def test_event_time_advances_without_rows(watermarks: list[int | str]) -> None:
     assert result.late_rows("seen") == 0
 
 
+def test_rows_behind_a_drain_are_those_of_another_run() -> None:
+    job = windowed_job(HOURS)
+    script = [rows("events", event(0), event(50)), drain(), rows("events", event(20), event(60), event(130)), drain()]
+
+    result = play(job, script)
+
+    assert [(row["window_start"], row["times"]) for row in result.output["windows"]] == [
+        (minutes(0), 2),
+        (minutes(60), 1),
+        (minutes(120), 1),
+    ]
+    assert result.output["late"] == [event(20)]
+    assert_same_result(job, script, number=10)
+
+
 def test_advances_since_the_checkpoint_are_made_again_after_a_crash(watermarks: list[int | str]) -> None:
     play(timed_job("events"), [at("events", 0), advance(minutes(10)), drain(), crash()])
 
