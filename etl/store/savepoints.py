@@ -126,9 +126,13 @@ def take(
     try:
         made = _make_or_ask(connection, job_id, name, stop=stop, is_asked=False)
         while made is None:
-            if clock.monotonic_s() >= deadline_s or clock.wait(cancelled, POLL_S):
-                raise TransientError(f'the run has not taken savepoint "{name}" within {timeout_s:g} s: given up')
+            given_up = clock.monotonic_s() >= deadline_s or clock.wait(cancelled, POLL_S)
+            if given_up:
+                # Waits for a transaction that makes it right now.
+                _withdraw(connection, job_id, name)
             made = _made(connection, job_id, name)
+            if made is None and given_up:
+                raise TransientError(f'the run has not taken savepoint "{name}" within {timeout_s:g} s: given up')
             if made is None and not observe(connection, job_id).alive:
                 # The run has ended in between: what it completed last is what there is.
                 made = _make_or_ask(connection, job_id, name, stop=stop, is_asked=True)

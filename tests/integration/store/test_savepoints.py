@@ -256,6 +256,25 @@ def test_savepoint_that_does_not_come_in_time_will_not_come(job: Job, other: Sto
     assert job.query("SELECT * FROM etl.savepoint") == []
 
 
+def test_savepoint_that_is_being_made_when_the_time_is_up_is_waited_for(
+    job: Job, other: StoreConnection, store_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blocked = (
+        "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+        " AND query LIKE 'DELETE FROM etl.savepoint_request%'"
+    )
+
+    def await_the_end_of_patience(*_: object) -> None:
+        with psycopg.connect(store_url, autocommit=True) as watching:
+            wait_until(lambda: watching.execute(blocked).fetchone() is not None, "the withdrawal")
+
+    monkeypatch.setattr(pruning, "prune", await_the_end_of_patience)
+    with taking(other, job, "just", timeout_s=0.5) as taken:
+        wait_until(lambda: leases.beat(job.session.driver, job.lease) is False, "the request")
+        job.complete(Trigger.SAVEPOINT)
+    assert taken == [1]
+
+
 def test_unknown_savepoint_is_refused_with_those_that_are_there(job: Job, other: StoreConnection) -> None:
     leases.release(job.session.driver, job.lease)
     job.complete()
@@ -297,10 +316,14 @@ def test_checkpoint_with_a_name_cannot_be_deleted_by_hand(job: Job, other: Store
 class taking(ExitStack):  # noqa: N801 - a block
     """A savepoint that is asked for during the block; the list has its number after the block."""
 
-    def __init__(self, session: StoreConnection, job: Job, name: str, *, stop: bool = False) -> None:
+    def __init__(
+        self, session: StoreConnection, job: Job, name: str, *, stop: bool = False, timeout_s: float = 30.0
+    ) -> None:
         super().__init__()
         self._taken: list[int] = []
-        self._thread = threading.Thread(target=lambda: self._taken.append(take(session, job, name, stop=stop)))
+        self._thread = threading.Thread(
+            target=lambda: self._taken.append(take(session, job, name, stop=stop, timeout_s=timeout_s))
+        )
 
     def __enter__(self) -> list[int]:  # type: ignore[override]
         self._thread.start()
