@@ -24,7 +24,8 @@ _ROWS = 10_000_000
 _UPSERT_ROWS = 4_000_000
 _GROWTH_ROWS = 2_000_000
 _STATE_ROWS = 5_000_000
-_FUNCTION_ROWS = 2_000_000
+_FUNCTION_ROWS = 5_000_000
+_BYTEWAX_ROWS = 2_000_000
 _CHANGE_ROWS = 40_000_000
 _FEW_KEYS = 100_000
 _MANY_KEYS = 1_000_000
@@ -106,7 +107,8 @@ def startup(context: click.Context, rounds: int, cache_dir: Path, as_json: bool)
 
 @main.command()
 @_count("--rows", _STATE_ROWS, "Rows that are added up by expressions, and by polars.")
-@_count("--function-rows", _FUNCTION_ROWS, "Rows that are added up by a Python function, and by Bytewax.")
+@_count("--function-rows", _FUNCTION_ROWS, "Rows that are added up by a Python function.")
+@_count("--bytewax-rows", _BYTEWAX_ROWS, "Rows that are added up by Bytewax.")
 @_count("--change-rows", _CHANGE_ROWS, "Rows that hit one in a hundred of many keys.")
 @_count("--few-keys", _FEW_KEYS, "Keys to add up by.")
 @_count("--many-keys", _MANY_KEYS, "Keys to add up by, and to remember while few of them change.")
@@ -124,6 +126,7 @@ def state(
     context: click.Context,
     rows: int,
     function_rows: int,
+    bytewax_rows: int,
     change_rows: int,
     few_keys: int,
     many_keys: int,
@@ -138,7 +141,7 @@ def state(
     def run(server: Server, work_dir: Path) -> Report:
         python = None if without_bytewax else bytewax_python or make_bytewax_python(cache_dir)
         options = StateOptions(
-            rows, function_rows, change_rows, few_keys, many_keys, rounds, cache_dir, work_dir, python
+            rows, function_rows, bytewax_rows, change_rows, few_keys, many_keys, rounds, cache_dir, work_dir, python
         )
         return run_state(server, options)
 

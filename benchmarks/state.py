@@ -40,7 +40,7 @@ ROWS_PER_CHANGED_KEY = 10
 
 _MIB = 1 << 20
 _EXPRESSIONS, _FUNCTION, _POLARS, _BYTEWAX = "expressions", "function", "polars", "Bytewax"
-_RECOVERING = "Bytewax with recovery"
+_UNPROTECTED = "Bytewax without snapshots"
 
 _STORED = """
 SELECT (SELECT max(checkpoint_id) FROM etl.checkpoint),
@@ -58,7 +58,8 @@ class StateOptions:
 
     Attributes:
         rows: Rows that are added up by expressions.
-        function_rows: Rows that are added up by a function, and by Bytewax.
+        function_rows: Rows that are added up by a function.
+        bytewax_rows: Rows that are added up by Bytewax.
         change_rows: Rows that hit one key in :data:`~benchmarks.state_data.CHANGED_SHARE`.
         few_keys: Keys that are few.
         many_keys: Keys that are many.
@@ -70,6 +71,7 @@ class StateOptions:
 
     rows: int
     function_rows: int
+    bytewax_rows: int
     change_rows: int
     few_keys: int
     many_keys: int
@@ -104,6 +106,7 @@ def run_state(server: Server, options: StateOptions) -> Report:
     sizes = {
         "rows": options.rows,
         "function_rows": options.function_rows,
+        "bytewax_rows": options.bytewax_rows,
         "change_rows": options.change_rows,
         "few_keys": options.few_keys,
         "many_keys": options.many_keys,
@@ -124,54 +127,51 @@ class _Contender:
         load: How.
         rows: How many rows.
         writes: Whether the totals are in the table afterwards; else their summary is printed.
-        once: Whether it is run in the first round alone: a figure that takes a minute, and that no bound needs.
     """
 
     name: str
     load: Load
     rows: int
     writes: bool = True
-    once: bool = False
 
 
-def _contenders(options: StateOptions, keys: int) -> list[_Contender]:
+def _contenders(options: StateOptions) -> list[_Contender]:
     contenders = [
         _Contender(_POLARS, polars_totals, options.rows, writes=False),
         _Contender(_EXPRESSIONS, Product(), options.rows),
         _Contender(_FUNCTION, Product("function"), options.function_rows),
     ]
     if options.bytewax_python is not None:
-        load = bytewax_totals(options.bytewax_python, recovers=False)
-        contenders.append(_Contender(_BYTEWAX, load, options.function_rows))
-        if keys == options.few_keys:
-            load = bytewax_totals(options.bytewax_python, recovers=True)
-            contenders.append(_Contender(_RECOVERING, load, options.function_rows, once=True))
+        for name, recovers in ((_BYTEWAX, True), (_UNPROTECTED, False)):
+            load = bytewax_totals(options.bytewax_python, recovers=recovers)
+            contenders.append(_Contender(name, load, options.bytewax_rows))
     return contenders
 
 
 def _add_up(server: Server, options: StateOptions, keys: int, results: _Results) -> None:
-    contenders = _contenders(options, keys)
+    contenders = _contenders(options)
     row_s: dict[str, list[float]] = {contender.name: [] for contender in contenders}
     with _template(server, options.work_dir) as template:
         url = server.database_url(template)
-        files = {rows: Payments(rows, keys) for rows in (options.rows, options.function_rows)}
+        files = {rows: Payments(rows, keys) for rows in (options.rows, options.function_rows, options.bytewax_rows)}
         tell(f"preparing: {', '.join(f'{rows:,}' for rows in files)} rows, {keys:,} keys")
         paths = {rows: file.file(options.cache_dir, server, url) for rows, file in files.items()}
         with server.connect(url) as connection:
             expected = {rows: expected_totals(connection, [file]) for rows, file in files.items()}
         for number in range(options.rounds):
-            taking_part = [contender for contender in contenders if number == 0 or not contender.once]
-            for contender in reversed(taking_part) if number % 2 else taking_part:
+            for contender in reversed(contenders) if number % 2 else contenders:
                 with server.database(template) as name:
                     task = Task(server, server.database_url(name), paths[contender.rows], options.work_dir)
                     measured = contender.load(task)
                     _require(expected[contender.rows], task, measured, writes=contender.writes)
                 row_s[contender.name].append(measured.seconds / contender.rows)
                 _note(results, f"{contender.name}, {keys:,} keys", measured, contender.rows)
-    for ratio, bound in ((_EXPRESSIONS, EXPRESSIONS_BOUND), (_FUNCTION, FUNCTION_BOUND)):
-        if _BYTEWAX in row_s:
-            name = f"{ratio} / {_BYTEWAX}, time a row, {keys:,} keys"
-            results.checks.append(Check.of_samples(name, _ratios(row_s[ratio], row_s[_BYTEWAX]), bound, "×"))
+    for one, bound in ((_EXPRESSIONS, EXPRESSIONS_BOUND), (_FUNCTION, FUNCTION_BOUND)):
+        if options.bytewax_python is not None:
+            name = f"{one} / {_BYTEWAX}, time a row, {keys:,} keys"
+            results.checks.append(Check.of_samples(name, _ratios(row_s[one], row_s[_BYTEWAX]), bound, "×"))
+            name = f"{one} / {_UNPROTECTED}, time a row, {keys:,} keys, ×"
+            results.figures[name] = _ratios(row_s[one], row_s[_UNPROTECTED])
     ratios = _ratios(row_s[_EXPRESSIONS], row_s[_POLARS])
     results.figures[f"{_EXPRESSIONS} / {_POLARS}, time, {keys:,} keys, ×"] = ratios
 
