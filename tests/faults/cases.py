@@ -27,9 +27,12 @@ def occurrences(count: int | None = None) -> Iterator[int]:
 
 
 def kills(kind: str, count: int) -> Iterator[int]:
-    """All occurrences of a step, of the jobs with the most subtasks one, unless all are asked for."""
-    return every_occurrence(kind, count) if kind == "keyed-apart" or kind.startswith("timed") else occurrences(count)
+    """All occurrences of a step, of jobs that keep state one, unless all are asked for."""
+    return every_occurrence(kind, count) if kind.startswith(STATEFUL) else occurrences(count)
 
+
+STATEFUL = ("keyed", "timed")
+"""What the names of jobs that keep state begin with."""
 
 ONE_OF_EACH = ("transactional", "two-phase", "write-ahead", "upsert")
 """A job for each kind of sink; the others put the same sinks to other use."""
@@ -94,13 +97,14 @@ SAMPLE = frozenset(
 )
 """Steps that differ in what is open, locked or staged at the server: enough for faults that take seconds."""
 
-_KILLED_ALREADY = ("timed", "timed-2")
+ALIKE = ("timed", "timed-2")
+"""Jobs that differ from another one in the number of subtasks alone."""
 
 
 def _is_played(kind: str, step: str) -> bool:
-    if not kind.startswith(("keyed", "timed")):
+    if not kind.startswith(STATEFUL):
         return True
-    return kind not in _KILLED_ALREADY and (step in SAMPLE or step.startswith("state."))
+    return kind not in ALIKE and (step in SAMPLE or step.startswith("state."))
 
 
 FAULT_CASES = [(kind, step) for kind, step in CASES if THOROUGH or _is_played(kind, step)]

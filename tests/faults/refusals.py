@@ -33,13 +33,13 @@ def raising(sqlstate: str) -> str:
 
 
 _TRIGGERS = {
-    Place.ROW: "CREATE TRIGGER refuse BEFORE INSERT ON {table} FOR EACH ROW WHEN (NEW.id = 8)",
+    Place.ROW: "CREATE TRIGGER refuse BEFORE INSERT ON {table} FOR EACH ROW WHEN (NEW.id IN (8, 508))",
     Place.COMMIT: "CREATE CONSTRAINT TRIGGER refuse AFTER INSERT OR UPDATE ON {table} DEFERRABLE INITIALLY DEFERRED"
-    " FOR EACH ROW WHEN (NEW.id = 8)",
+    " FOR EACH ROW WHEN (NEW.id IN (8, 508))",
     Place.LEDGER: "CREATE TRIGGER refuse BEFORE INSERT ON etl.commit_ledger FOR EACH ROW WHEN (NEW.checkpoint_id = 2)",
     Place.STORE: "CREATE TRIGGER refuse BEFORE INSERT ON etl.checkpoint FOR EACH ROW WHEN (NEW.checkpoint_id = 2)",
 }
-"""Row 8 comes with the second checkpoint."""
+"""Row 8, or 508, comes with the second checkpoint."""
 
 
 @contextmanager
