@@ -46,16 +46,27 @@ class StateSummary:
         watermark: Up to where everything is closed, None where nothing is. It comes back in
             :meth:`StatefulOperator.resume`.
         late_rows: How many rows came too late since the last cut.
+        forgotten: What ended up to this moment is remembered no more, None where that follows from the watermark. It
+            comes back in :meth:`StatefulOperator.resume` as well.
     """
 
     chunks: int
     watermark: int | None = None
     late_rows: int = 0
+    forgotten: int | None = None
 
     def plus(self, other: StateSummary) -> StateSummary:
         """With that of another subtask of the same operator."""
-        closed = [one.watermark for one in (self, other) if one.watermark is not None]
-        return StateSummary(self.chunks + other.chunks, max(closed, default=None), self.late_rows + other.late_rows)
+        return StateSummary(
+            self.chunks + other.chunks,
+            _latest(self.watermark, other.watermark),
+            self.late_rows + other.late_rows,
+            _latest(self.forgotten, other.forgotten),
+        )
+
+
+def _latest(*moments: int | None) -> int | None:
+    return max((moment for moment in moments if moment is not None), default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +112,12 @@ class RestoredState:
     Attributes:
         fragments: All chains, each in its order.
         watermark: See :class:`StateSummary`.
+        forgotten: See there.
     """
 
     fragments: Sequence[Fragment]
     watermark: int | None
+    forgotten: int | None = None
 
 
 def ranks(fragments: Iterable[Fragment]) -> list[list[Fragment]]:
@@ -129,6 +142,9 @@ class StatefulOperator(Operator):
 
         Called after :meth:`restore`, before any row; nothing is emitted.
         """
+
+    def resume_forgotten(self, forgotten: int) -> None:
+        """What ended up to this moment was remembered no more at the restored cut; called after :meth:`resume`."""
 
     @abstractmethod
     def restore(self, fragments: Sequence[Fragment]) -> None:

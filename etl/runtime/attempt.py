@@ -180,7 +180,10 @@ class Attempt:
             return {}
         with closing(self._open_session()) as session:
             found = state.restore(session.driver, self._lease, wanted)
-        return {uid: RestoredState(fragments, wanted[uid].watermark) for uid, fragments in found.items()}
+        return {
+            uid: RestoredState(fragments, wanted[uid].watermark, wanted[uid].forgotten)
+            for uid, fragments in found.items()
+        }
 
     def _warn_of_changed_operators(self, restored: Restored) -> None:
         for node in self._environment.graph.operators:
@@ -443,7 +446,9 @@ class Attempt:
         before = self._former.get(uid)
         since = checkpoint_id if before is None else before.since
         late_rows = summary.late_rows + (0 if before is None else before.late_rows)
-        self._former[uid] = OperatorState(summary.chunks, since, declared, summary.watermark, late_rows)
+        self._former[uid] = OperatorState(
+            summary.chunks, since, declared, summary.watermark, late_rows, summary.forgotten
+        )
         return self._former[uid]
 
     def _complete(self, transactions: StoreTransactions, completed: CompletedCheckpoint) -> None:

@@ -211,12 +211,19 @@ class OperatorSubtask(AlignedSubtask):
         assert isinstance(operator, StatefulOperator)
         operator.restore(fragments)
 
-    def resume(self, watermark: int) -> None:
-        """Begin where event time had come to at the restored checkpoint; called before the thread starts."""
+    def resume(self, watermark: int, forgotten: int | None = None) -> None:
+        """Begin where event time had come to at the restored checkpoint; called before the thread starts.
+
+        Args:
+            watermark: See :class:`etl.state.StateSummary`.
+            forgotten: See there.
+        """
         self._watermarks.resume(watermark)
         for operator in self._chain:
             if isinstance(operator, StatefulOperator):
                 operator.resume(watermark)
+                if forgotten is not None:
+                    operator.resume_forgotten(forgotten)
 
     def announce_due(self) -> None:
         """Report what is due by the clock already; called when everything is restored, before the thread starts.

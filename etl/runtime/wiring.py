@@ -355,7 +355,8 @@ def _part_of(restored: RestoredState, subtask: int, parallelism: int) -> Restore
     from etl.key_group import groups_of_subtask
 
     groups = groups_of_subtask(subtask, parallelism)
-    return RestoredState([one for one in restored.fragments if one.key_group in groups], restored.watermark)
+    fragments = [one for one in restored.fragments if one.key_group in groups]
+    return RestoredState(fragments, restored.watermark, restored.forgotten)
 
 
 def _restore(wiring: Wiring, place: int, uid: str, restored: RestoredState) -> None:
@@ -365,4 +366,4 @@ def _restore(wiring: Wiring, place: int, uid: str, restored: RestoredState) -> N
     for rank in ranks(restored.fragments):
         wiring.stateful[uid].restore(rank)
     if restored.watermark is not None:
-        wiring.stateful[uid].resume(restored.watermark)
+        wiring.stateful[uid].resume(restored.watermark, restored.forgotten)

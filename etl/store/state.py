@@ -61,6 +61,7 @@ class OperatorState:
             life, is no part of it.
         declared: What the operator does, for people.
         watermark: See :class:`etl.state.StateSummary`.
+        forgotten: See there.
         late_rows: How many rows have come too late since then.
     """
 
@@ -69,6 +70,7 @@ class OperatorState:
     declared: str
     watermark: int | None = None
     late_rows: int = 0
+    forgotten: int | None = None
 
 
 def operator_states(stored: object) -> dict[str, OperatorState]:

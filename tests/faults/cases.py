@@ -97,14 +97,11 @@ SAMPLE = frozenset(
 )
 """Steps that differ in what is open, locked or staged at the server: enough for faults that take seconds."""
 
-ALIKE = ("timed", "timed-2")
-"""Jobs that differ from another one in the number of subtasks alone."""
-
 
 def _is_played(kind: str, step: str) -> bool:
     if not kind.startswith(STATEFUL):
         return True
-    return kind not in ALIKE and (step in SAMPLE or step.startswith("state."))
+    return step.startswith("state.") or (kind == "timed-4" and step in SAMPLE)
 
 
 FAULT_CASES = [(kind, step) for kind, step in CASES if THOROUGH or _is_played(kind, step)]

@@ -273,16 +273,16 @@ KINDS: Mapping[str, Kind] = {
         {"seen": _ids_seen, "totals": _totals_kept},
         parallelism=4,
     ),
-    "timed": _of_timed(parallelism=1),
-    "timed-2": _of_timed(parallelism=2),
     "timed-4": _of_timed(parallelism=4),
 }
 
 ALL_KINDS: Mapping[str, Kind] = {
     **KINDS,
+    "timed-1": _of_timed(parallelism=1),
+    "timed-2": _of_timed(parallelism=2),
     "paired": Kind(("orders",), (Target("near", late=True), Target("far", other=True, late=True)), _paired),
 }
-"""With one that only the tests of two prepared units are about."""
+"""With those that only kills, and one that only the tests of two prepared units are about."""
 
 _GUARDED = {"upsert": _guarded_upsert}
 

@@ -47,8 +47,6 @@ STEPS: Mapping[str, frozenset[str]] = {
     "united": frozenset({*_EVERY_RUN, *_OWN_TRANSACTION, *_COMMITTING, "commit.delivered"}),
     "keyed": frozenset({*_EVERY_RUN, *_OWN_TRANSACTION, *_COMMITTING, *_STATE}),
     "keyed-apart": frozenset({*_EVERY_RUN, *_OWN_TRANSACTION, *_COMMITTING, *_STATE, "commit.delivered"}),
-    "timed": frozenset({*_EVERY_RUN, *_OWN_TRANSACTION, *_COMMITTING, *_STATE}),
-    "timed-2": frozenset({*_EVERY_RUN, *_OWN_TRANSACTION, *_COMMITTING, *_STATE}),
     "timed-4": frozenset({*_EVERY_RUN, *_OWN_TRANSACTION, *_COMMITTING, *_STATE}),
 }
 """By job: what a run emits that is not disturbed."""
@@ -63,13 +61,11 @@ RECOVERY_STEPS: Mapping[str, frozenset[str]] = {
     "united": frozenset({*SETTLING, *_DELIVERING}),
     "keyed": frozenset(SETTLING),
     "keyed-apart": frozenset({*SETTLING, *_DELIVERING}),
-    "timed": frozenset(SETTLING),
-    "timed-2": frozenset(SETTLING),
     "timed-4": frozenset(SETTLING),
 }
 """By job: what a run emits before it reads, besides the steps of every start, when the one before has left a unit."""
 
-LEFT_BY_CHANCE = ("keyed", "keyed-apart", "timed", "timed-2", "timed-4")
+LEFT_BY_CHANCE = ("keyed", "keyed-apart", "timed-4")
 """Jobs with a sink that leaves a unit and one that leaves none: which of them has prepared second is chance."""
 
 STARTING = tuple(step for step in _EVERY_RUN if step.startswith(("lease.", "recovery.")))

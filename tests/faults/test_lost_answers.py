@@ -8,7 +8,7 @@ import pytest
 
 from tests.faults import oracle
 from tests.faults.arena import Arena
-from tests.faults.cases import ALIKE, THOROUGH, Undisturbed, occurrences
+from tests.faults.cases import THOROUGH, Undisturbed, occurrences
 from tests.faults.jobs import KINDS
 from tests.faults.proxy import Incident, Loss, proxied
 
@@ -20,7 +20,7 @@ COMBINATIONS = [
     for loss in Loss
     for statement in STATEMENTS
     for kind in (KINDS if loss is Loss.ANSWER or THOROUGH else ("transactional", "two-phase"))
-    if (kind in PREPARING or "PREPARE" not in statement) and (THOROUGH or kind not in ALIKE)
+    if kind in PREPARING or "PREPARE" not in statement
 ]
 
 

@@ -20,8 +20,6 @@ from tests.model.protocol import COORDINATOR, Protocol
 from tests.model.protocol import Step as ModelStep
 from tests.model.world import OTHER, SinkModel, World
 
-_TIMED = (SinkModel(Delivery.TWO_PHASE, OTHER), SinkModel(Delivery.TRANSACTIONAL))
-
 MODELS: Mapping[str, tuple[SinkModel, ...]] = {
     **world.KINDS,
     # It differs in its rows alone.
@@ -29,9 +27,7 @@ MODELS: Mapping[str, tuple[SinkModel, ...]] = {
     # What operators remember is recorded as positions are. Each of these sinks is explored in another job.
     "keyed": (SinkModel(Delivery.TWO_PHASE), SinkModel(Delivery.IDEMPOTENT)),
     "keyed-apart": (SinkModel(Delivery.WRITE_AHEAD, OTHER), SinkModel(Delivery.TRANSACTIONAL)),
-    "timed": _TIMED,
-    "timed-2": _TIMED,
-    "timed-4": _TIMED,
+    "timed-4": (SinkModel(Delivery.TWO_PHASE, OTHER), SinkModel(Delivery.TRANSACTIONAL)),
 }
 
 LOCAL = {"source.batch", "source.barrier"}

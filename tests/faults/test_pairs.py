@@ -104,7 +104,7 @@ def test_lost_unit_is_an_alarm_and_the_other_one_is_kept(arena: Arena, undisturb
 
         assert result is not None
         assert (result.exit_code, result.count("source.batch")) == (70, 0)
-        assert result.error.startswith("StateError: ")
+        assert result.error.startswith("LostRowsError: ")
         assert "checkpoint 2" in result.error
         # The one that is settled first has been committed by then.
         rows = kept.expected(expected.rows(ALL_KINDS[KIND], 2))

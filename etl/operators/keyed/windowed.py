@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import polars as pl
@@ -65,6 +66,7 @@ class WindowedOperator(StatefulOperator):
         self._waiting = TimeQueue()
         self._restored = False
         self._watermark = _NEVER
+        self._forgotten = _NEVER
         self._late_rows = 0
 
     @abstractmethod
@@ -101,7 +103,7 @@ class WindowedOperator(StatefulOperator):
     def _take_in(self, moments: Moments, keys: pl.DataFrame, inputs: pl.DataFrame) -> Flags:
         """Returns which of the rows were in time for any span."""
         rows, starts = self._assigner.assign(moments)
-        late = self._assigner.ends(moments[rows], starts) + self._lateness <= self._watermark
+        late = self._assigner.ends(moments[rows], starts) <= self._forgotten_now()
         rows, starts = rows[~late], starts[~late]
         taken = np.zeros(len(moments), dtype=np.bool_)
         taken[rows] = True
@@ -134,6 +136,16 @@ class WindowedOperator(StatefulOperator):
         """See :meth:`etl.state.StatefulOperator.resume`."""
         self._watermark = watermark
 
+    def resume_forgotten(self, forgotten: int) -> None:
+        """See :meth:`etl.state.StatefulOperator.resume_forgotten`.
+
+        With a longer lateness than before, rows of windows that are gone would else begin them anew.
+        """
+        self._forgotten = forgotten
+
+    def _forgotten_now(self) -> int:
+        return self._forgotten if self._watermark == _NEVER else max(self._forgotten, self._watermark - self._lateness)
+
     def restore(self, fragments: Sequence[Fragment]) -> None:
         """See :meth:`etl.state.StatefulOperator.restore`."""
         self._state.restore(fragments)
@@ -142,7 +154,10 @@ class WindowedOperator(StatefulOperator):
     def cut(self) -> StateCut:
         """See :meth:`etl.state.StatefulOperator.cut`."""
         late_rows, self._late_rows = self._late_rows, 0
-        return self._state.cut(None if self._watermark == _NEVER else self._watermark, late_rows)
+        if self._watermark == _NEVER:
+            return self._state.cut(late_rows=late_rows)
+        cut = self._state.cut(self._watermark, late_rows)
+        return replace(cut, summary=replace(cut.summary, forgotten=self._forgotten_now()))
 
     def _close_due(self) -> Iterator[pa.RecordBatch]:
         self._let_restored_wait()

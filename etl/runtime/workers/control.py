@@ -80,6 +80,7 @@ class Resume(msgspec.Struct, frozen=True, tag=True):
 
     subtask: str
     watermark: int
+    forgotten: int | None
 
 
 class Start(msgspec.Struct, frozen=True, tag=True):

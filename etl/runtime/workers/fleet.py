@@ -294,7 +294,7 @@ def _restore(worker: WorkerProcess, stored: StateElsewhere) -> None:
         worker.send(RestoreState(stored.subtask, [StoredFragment.of(fragment) for fragment in rank]))
         worker.answer(StateRestored)
     if stored.state.watermark is not None:
-        worker.send(Resume(stored.subtask, stored.state.watermark))
+        worker.send(Resume(stored.subtask, stored.state.watermark, stored.state.forgotten))
         worker.answer(StateRestored)
 
 

@@ -124,7 +124,7 @@ class Worker:
                 self._wiring.stateful[order.subtask].restore([one.fragment() for one in order.fragments])
                 self._send(StateRestored())
             case Resume():
-                self._wiring.stateful[order.subtask].resume(order.watermark)
+                self._wiring.stateful[order.subtask].resume(order.watermark, order.forgotten)
                 self._send(StateRestored())
             case Start():
                 for subtask in self._wiring.stateful.values():

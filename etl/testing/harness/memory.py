@@ -44,7 +44,9 @@ class StoredCheckpoint:
 
     def restored_state(self) -> dict[str, RestoredState]:
         """What operators remember, decoded; each chain in its order."""
-        return {uid: RestoredState(self.fragments(uid), one.watermark) for uid, one in self.summaries.items()}
+        return {
+            uid: RestoredState(self.fragments(uid), one.watermark, one.forgotten) for uid, one in self.summaries.items()
+        }
 
     def fragments(self, uid: str) -> list[Fragment]:
         """All chains of an operator, decoded."""

@@ -211,6 +211,31 @@ def test_what_was_closed_on_purpose_stays_closed(store_url: str, tmp_path: Path)
     assert sorted(found, key=str) == sorted([*closed, ("a", after.at + HOUR, 1)], key=str)
 
 
+def test_longer_lateness_opens_nothing_again_that_was_forgotten(store_url: str, tmp_path: Path) -> None:
+    def job(lateness: dt.timedelta) -> Job:
+        job = Job("windows", parallelism=2)
+        source = CsvFiles(str(tmp_path / "*.csv"), PAYMENT)
+        payments = job.read("payments", source, event_time=EventTime("at", in_sequence=True))
+        windows = payments.key_by("card").window(Tumbling(HOUR), time="at", lateness=lateness)
+        hours = windows.aggregate("hourly", payments=pl.len())
+        hours.write("hours", UpsertSink(PostgresTable("hours", key=["card", "window_start"], create=True)))
+        hours.late.write("late", TwoPhaseCommitSink(PostgresTable("late", create=True)))
+        return job
+
+    def write(name: str, *rows: str) -> None:
+        (tmp_path / name).write_text("\n".join(["id,card,at,amount", *rows, ""]), "utf-8")
+
+    write("log-1.csv", "1,a,2024-03-09 22:10Z,1.00", "2,a,2024-03-09 22:20Z,1.00", "3,a,2024-03-09 23:05Z,1.00")
+    assert run(store_url, job(dt.timedelta(0))) == 0
+    write("log-2.csv", "4,a,2024-03-09 22:30Z,1.00", "5,a,2024-03-09 23:10Z,1.00", "6,a,2024-03-10 00:05Z,1.00")
+    assert run(store_url, job(2 * HOUR)) == 0
+    write("log-3.csv", "7,a,2024-03-09 22:40Z,1.00", "8,a,2024-03-09 23:20Z,1.00")
+    assert run(store_url, job(2 * HOUR)) == 0
+
+    assert query(store_url, "SELECT window_start, payments FROM hours ORDER BY 1") == [(START, 2), (START + HOUR, 3)]
+    assert query(store_url, "SELECT id FROM late ORDER BY 1") == [(4,), (7,)]
+
+
 def test_late_rows_are_counted_with_the_checkpoint(store_url: str, tmp_path: Path) -> None:
     stream = Stream(tmp_path)
     stream.write(100, late=7)
