@@ -46,4 +46,4 @@ alerts = payments.key_by("card").process(
     on_timer=forget,
 )
 alerts.write("alerts", TwoPhaseCommitSink(PostgresTable("alerts", create=True)))
-alerts.late.write("late_payments", TwoPhaseCommitSink(PostgresTable("late_payments", create=True)))
+alerts.late.write("late_card_payments", TwoPhaseCommitSink(PostgresTable("late_card_payments", create=True)))

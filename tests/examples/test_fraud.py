@@ -87,14 +87,14 @@ def test_alerts_go_on_from_run_to_run(examples: ExampleProject) -> None:
     examples.run("jobs.fraud", "--drain")
     everything = payments_in(examples.dir)
     check(examples, everything)
-    assert examples.rows("late_payments", "card") == []
+    assert examples.rows("late_card_payments", "card") == []
 
     late = (BEGIN, "card-1", Decimal("700.00"))
     with file_of(examples.dir, "a").open("a", encoding="utf-8", newline="") as file:
         file.write(lines([late]))
     examples.run("jobs.fraud")
     check(examples, everything)
-    assert examples.rows("late_payments", "at", "card", "amount") == [late]
+    assert examples.rows("late_card_payments", "at", "card", "amount") == [late]
 
 
 def write_example() -> None:
